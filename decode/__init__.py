@@ -1,0 +1,1 @@
+"""A decode worker: reserves pages, computes the tail of each prompt, generates."""

@@ -1,0 +1,207 @@
+"""What a router's frames do: open, sources, cancel, credit, and a session that ends.
+
+Takes a request or refuses it at once, brings its prompt here, and hands it to
+the loop. Everything that touches a request in a step is posted to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from decode.frames import Ending, Ready, Refusal, Refused, Reserved
+from decode.handover import Handover
+from decode.loop import DecodeLoop
+from decode.opening import Opening, check, check_chain
+from decode.request import Phase, Request
+from decode.session import RouterSession
+from mesh.errors import (
+    Conflict,
+    InternalError,
+    InvalidRequest,
+    MeshError,
+    NotFound,
+    OutOfPages,
+    Overloaded,
+    StaleHandle,
+    Unavailable,
+    Unimplemented,
+)
+from mesh.kv.client import KvClient
+from mesh.kv.page import Drawn, Page
+
+# Longer prompts are hashed in a thread, so that the loop is not held up.
+INLINE_TOKENS = 4096
+BUSY_RETRY_S = 0.5
+
+log = logging.getLogger(__name__)
+
+Verify = Callable[[Opening], None]
+
+
+class Admission:
+    """`verify` checks a request's capability and raises a MeshError. `draining` refuses what is new."""
+
+    def __init__(self, kv: KvClient, loop: DecodeLoop, verify: Verify) -> None:
+        self.draining = False
+        self._kv = kv
+        self._loop = loop
+        self._verify = verify
+        self._page_tokens = loop.limits.page_tokens
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def open(self, opening: Opening, session: RouterSession) -> None:
+        """Answers with `reserved` or `refused`, soon."""
+        refusal = self._refusal(opening)
+        if refusal is not None:
+            reason, error = refusal
+            session.send(Refused(opening.handoff_id, reason, error))
+            return
+        request = Request(opening, session, opening.attempt)
+        handover = Handover(self._kv, self, request, self._page_tokens)
+        request.handover = handover
+        self._loop.add(request)
+        task = asyncio.create_task(self._take(request, handover))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def sources(
+        self, session: RouterSession, handoff_id: str, attempt: int, *, itself: bool, pull_address: str = ""
+    ) -> None:
+        """Where the missing blocks come from. An older attempt than one heard of is ignored."""
+        request = self._of(session, handoff_id)
+        if request is None or request.phase is not Phase.HANDING_OVER or attempt < request.attempt:
+            return
+        request.attempt = attempt
+        if pull_address:
+            self._loop.end(request, Ending.FAILED, Unimplemented("pages of another node are not pulled yet"))
+        elif itself:
+            handover = request.handover
+            assert isinstance(handover, Handover)
+            handover.draw()
+
+    def cancel(self, session: RouterSession, handoff_id: str, choice: int | None) -> None:
+        request = self._of(session, handoff_id)
+        if request is not None:
+            self._loop.post(lambda: self._loop.cancel(request, choice))
+
+    def credit(self, session: RouterSession, handoff_id: str, tokens: int) -> None:
+        request = self._of(session, handoff_id)
+        if request is not None:
+            self._loop.post(lambda: request.add_credit(tokens))
+
+    def leave(self, session: RouterSession) -> None:
+        """The session broke: everything in it is cancelled."""
+        for request in self._loop.scheduler:
+            if request.session is session:
+                self.cancel(session, request.handoff_id, None)
+
+    def _of(self, session: RouterSession, handoff_id: str) -> Request | None:
+        """A request by its id, but only to the session that opened it."""
+        request = self._loop.scheduler.get(handoff_id)
+        return request if request is not None and request.session is session else None
+
+    # What a hand-over reports.
+
+    def arrived(self, request: Request, blocks: Sequence[tuple[int, Page]]) -> None:
+        if request.phase is Phase.RUNNING:
+            self._loop.post(lambda: request.arrived(blocks, self._page_tokens))
+            return
+        if request.phase is Phase.HANDING_OVER:
+            request.arrived(blocks, self._page_tokens)
+            if request.missing_blocks == 0:
+                self._begin(request, {})
+
+    def drawn(self, request: Request, drawn: Drawn) -> None:
+        if request.phase is Phase.HANDING_OVER:
+            request.arrived(drawn.committed, self._page_tokens)
+            self._begin(request, {i: page for i, page in drawn.writable if request.prefix[i] is None})
+
+    def failed(self, request: Request, error: MeshError) -> None:
+        if isinstance(error, (NotFound, StaleHandle)):
+            # The store has lost the reservation: nothing is wrong with the request.
+            self._loop.post(lambda: self._loop.end(request, Ending.PREEMPTED))
+        else:
+            self._loop.post(lambda: self._loop.end(request, Ending.FAILED, error))
+
+    def lost(self, handoff_id: str) -> None:
+        """The store could not keep its leases: no page of the request may be used for an answer."""
+        request = self._loop.scheduler.get(handoff_id)
+        if request is not None:
+            request.spoilt = True
+            self._loop.post(lambda: self._loop.end(request, Ending.PREEMPTED))
+
+    # Taking a request.
+
+    def _refusal(self, opening: Opening) -> tuple[Refusal, MeshError] | None:
+        if self.draining:
+            return Refusal.DRAINING, Unavailable("the worker drains")
+        if self._loop.scheduler.get(opening.handoff_id) is not None:
+            return Refusal.INVALID, Conflict("this handoff is open already")
+        try:
+            check(opening, self._loop.limits)
+            self._verify(opening)
+        except MeshError as error:
+            return Refusal.INVALID, error
+        if self._loop.scheduler.sequences + opening.n > self._loop.limits.max_seqs:
+            busy = Overloaded("the worker runs as many sequences as it can", retry_after_s=BUSY_RETRY_S)
+            return Refusal.BUSY, busy
+        return None
+
+    async def _take(self, request: Request, handover: Handover) -> None:
+        opening = request.opening
+        try:
+            await self._check_chain(opening)
+            if request.closing:
+                # Cancelled meanwhile: nothing was taken for it, and nothing may be.
+                return
+            await handover.reserve()
+        except MeshError as error:
+            self._refuse(request, error)
+            return
+        except Exception:
+            log.exception("request %s could not be taken", opening.request_id)
+            self._refuse(request, InternalError("the request could not be taken"))
+            return
+        self._reserved(request, handover)
+
+    def _reserved(self, request: Request, handover: Handover) -> None:
+        if request.closing:
+            return
+        have = request.opening.prefix_blocks - request.missing_blocks
+        request.session.send(Reserved(request.handoff_id, have))
+        if request.missing_blocks == 0:
+            self._begin(request, {})
+        else:
+            handover.follow()
+
+    async def _check_chain(self, opening: Opening) -> None:
+        if len(opening.tokens) > INLINE_TOKENS:
+            await asyncio.to_thread(check_chain, opening, self._page_tokens)
+        else:
+            check_chain(opening, self._page_tokens)
+
+    def _refuse(self, request: Request, error: MeshError) -> None:
+        if request.closing:
+            return
+        self._loop.remove(request)
+        reason = Refusal.INVALID
+        if isinstance(error, OutOfPages):
+            reason = Refusal.NO_PAGES
+        elif isinstance(error, Unavailable):
+            reason = Refusal.NO_STORE
+        elif not isinstance(error, (InvalidRequest, Conflict)):
+            log.warning("request %s refused: %s", request.opening.request_id, error)
+        request.session.send(Refused(request.handoff_id, reason, error))
+
+    def _begin(self, request: Request, drawn: dict[int, Page]) -> None:
+        request.begin(self._page_tokens, drawn)
+        if not drawn:
+            request.ready_sent = True
+            request.ready_ns = time.time_ns()
+            request.session.send(Ready(request.handoff_id))
+            if request.handover is not None:
+                request.handover.stop_following()
+        self._loop.wake()

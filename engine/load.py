@@ -1,0 +1,44 @@
+"""From a model source to an executor that is ready to be bound to its pages.
+
+Sources: the path of a GGUF file; `tiny:seed=1[,layers=2][,context=4096]`, random weights for tests;
+`script:`, a model that says what it is told. Finding the file of a named model is not done here.
+"""
+
+from pathlib import Path
+
+from engine.errors import EngineError
+from engine.executor import Executor
+from engine.scripted import ScriptedExecutor
+
+
+def load(
+    source: str,
+    *,
+    threads: int = 1,
+    page_tokens: int = 16,
+    kv_dtype: str = "f32",
+    logits: bool = True,
+) -> Executor:
+    """Loads the model and checks everything that can be checked before a request comes.
+
+    `logits` False leaves the output matrix out: for workers that never ask for logits. Raises EngineError
+    (or `text.errors.GgufError` for a file that cannot be read), naming the tensor, key or operation.
+    """
+    if threads < 1:
+        raise EngineError(f"threads is {threads}: at least 1 is needed")
+    if source.startswith("script:"):
+        return ScriptedExecutor(page_tokens=page_tokens)
+    from engine.tiny import TinySpec, tiny_model
+
+    if source.startswith("tiny:"):
+        model = tiny_model(TinySpec.parse(source))
+    else:
+        from engine.weights.gguf import open_model
+
+        model = open_model(Path(source))
+    # Imported here: only the reference needs torch, and a scripted model needs nothing.
+    from engine.reference import ReferenceExecutor
+
+    return ReferenceExecutor(
+        model, threads=threads, page_tokens=page_tokens, kv_dtype=kv_dtype, logits=logits
+    )

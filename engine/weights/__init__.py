@@ -1,0 +1,1 @@
+"""Weights: where they come from and how stored formats become float32. Formats stay at this border."""

@@ -1,0 +1,98 @@
+"""Weights of a GGUF file, dequantised to float32. Knows nothing of what the tensors mean."""
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from engine.errors import WeightError
+from engine.weights.codes import Codes, codes
+from engine.weights.dequant import dequantise, supported
+from engine.weights.source import Floats, ModelSource
+from text.gguf import GgufFile, TensorInfo
+
+_DIGEST_CHUNK_BYTES = 1 << 24
+_CHECK_BLOCKS = 1 << 15
+
+
+class GgufWeights:
+    """Implements `engine.weights.source.WeightSource` over an open file."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        self._checked: set[str] = set()
+        self.shapes: Mapping[str, tuple[int, ...]] = {
+            name: tuple(info.shape) for name, info in file.tensors.items()
+        }
+
+    def load(self, name: str) -> Floats:
+        info = self._info(name)
+        values = dequantise(self._file.data(name), info.type).reshape(info.shape)
+        _check_finite(values, info)
+        self._checked.add(name)
+        return values
+
+    def rows(self, name: str, rows: Sequence[int]) -> Floats:
+        info = self._info(name)
+        columns = info.shape[-1]
+        row_bytes = columns // info.type.block_size * info.type.type_size
+        stored = np.frombuffer(self._file.data(name), np.uint8).reshape(-1, row_bytes)
+        picked = np.ascontiguousarray(stored[np.asarray(rows, dtype=np.int64)])
+        return dequantise(picked, info.type).reshape(len(rows), columns)
+
+    def check(self, name: str) -> None:
+        if name in self._checked:
+            return
+        info = self._info(name)
+        stored = self._file.data(name)
+        # In pieces: expanded as a whole, an embedding table can be a gigabyte.
+        step = _CHECK_BLOCKS * info.type.type_size
+        for start in range(0, len(stored), step):
+            _check_finite(dequantise(stored[start : start + step], info.type), info)
+        self._checked.add(name)
+
+    def codes(self, name: str) -> Codes | None:
+        """The stored codes of a matrix as they are, or None where its type has none (see `codes.py`)."""
+        info = self._info(name)
+        return codes(self._file.data(name), info.type, info.shape[0]) if len(info.shape) == 2 else None
+
+    def digest(self) -> bytes:
+        whole = blake2b(digest_size=16, person=b"kvmesh.weights")
+        with self._file.path.open("rb") as file:
+            while chunk := file.read(_DIGEST_CHUNK_BYTES):
+                whole.update(chunk)
+        return whole.digest()
+
+    def _info(self, name: str) -> TensorInfo:
+        info = self._file.tensors.get(name)
+        if info is None:
+            raise WeightError(f"the file has no tensor {name!r}")
+        if not supported(info.type):
+            raise WeightError(f"tensor {name!r} is of type {info.type.name}, which cannot be read")
+        if not info.shape or info.shape[-1] % info.type.block_size:
+            raise WeightError(
+                f"tensor {name!r} has rows of {info.shape[-1:]} elements: "
+                f"{info.type.name} needs whole blocks of {info.type.block_size}"
+            )
+        return info
+
+
+def _check_finite(values: Floats, info: TensorInfo) -> None:
+    if not np.isfinite(values).all():
+        raise WeightError(f"tensor {info.name!r} ({info.type.name}) holds values that are not finite")
+
+
+def open_model(path: Path) -> ModelSource:
+    """Opens a GGUF file as a model. Raises `text.errors.GgufError`, or WeightError if it names none."""
+    file = GgufFile.open(path)
+    architecture = file.metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise WeightError(f"{path}: general.architecture is missing or no text")
+    name = file.metadata.get("general.name")
+    return ModelSource(
+        name=name if isinstance(name, str) else path.stem,
+        architecture=architecture,
+        metadata=file.metadata,
+        weights=GgufWeights(file),
+    )

@@ -1,0 +1,1 @@
+"""The gRPC faces of IAM. Protobuf messages come no further than this folder."""

@@ -1,0 +1,49 @@
+"""The store's metrics, read from the books when somebody asks: they cost nothing otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from kvstore.store import Store
+from kvstore.table import PageState
+from mesh.blocks import PAGE_TOKENS
+
+
+class StoreMetrics(Collector):
+    """Register it once per process."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, one sample per arena (and state)."""
+        pages = GaugeMetricFamily("kvmesh_kv_pages", "KV pages by state.", labels=["model", "state"])
+        usage = GaugeMetricFamily(
+            "kvmesh_kv_cache_usage_ratio", "Pages that are neither free nor merely cached.", labels=["model"]
+        )
+        leases = GaugeMetricFamily("kvmesh_kv_leases", "Leases of workers.", labels=["model"])
+        evictions = CounterMetricFamily(
+            "kvmesh_kv_evictions", "Blocks evicted to make room.", labels=["model"]
+        )
+        queries = CounterMetricFamily(
+            "kvmesh_prefix_cache_queries", "Prompt tokens in blocks that were asked for.", labels=["model"]
+        )
+        hits = CounterMetricFamily(
+            "kvmesh_prefix_cache_hits", "Prompt tokens in blocks that were cached.", labels=["model"]
+        )
+        for key, arena in self._store.arenas.items():
+            pool = arena.pool
+            counts = pool.counts()
+            for state, n in counts.items():
+                pages.add_metric([key.model, state.name.lower()], n)
+            used = sum(counts.values()) - counts[PageState.FREE] - counts[PageState.CACHED]
+            usage.add_metric([key.model], used / arena.files.pages)
+            leases.add_metric([key.model], pool.leases())
+            evictions.add_metric([key.model], pool.table.evicted)
+            queries.add_metric([key.model], (pool.hit_blocks + pool.missed_blocks) * PAGE_TOKENS)
+            hits.add_metric([key.model], pool.hit_blocks * PAGE_TOKENS)
+        yield from (pages, usage, leases, evictions, queries, hits)

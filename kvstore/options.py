@@ -1,0 +1,45 @@
+"""What the store is told: one frozen dataclass, built from the options of its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mesh.config import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """`kv_bytes` is the budget of all arenas, shared by the `models` known at the start.
+
+    `page_pool` sets the number of pages of every arena instead. `debug_fill` fills
+    freed pages with 0xFF, which is NaN in every float format.
+    """
+
+    kv_bytes: int
+    models: int = 1
+    page_pool: int | None = None
+    debug_fill: bool = False
+
+
+def store_options(options: Mapping[str, Any]) -> StoreOptions:
+    """Strict: an unknown option or a value out of range is a ConfigError that names it."""
+    rest = dict(options)
+    kv_bytes = _positive(rest.pop("kv_bytes", None), "kv_bytes")
+    models = _positive(rest.pop("models", None) or 1, "models")
+    page_pool = rest.pop("page_pool", None)
+    debug_fill = rest.pop("debug_fill", False)
+    if not isinstance(debug_fill, bool):
+        raise ConfigError("options.debug_fill: expected true or false")
+    if rest:
+        raise ConfigError(f"options: unknown to the KV store: {', '.join(sorted(rest))}")
+    return StoreOptions(
+        kv_bytes, models, None if page_pool is None else _positive(page_pool, "page_pool"), debug_fill
+    )
+
+
+def _positive(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"options.{name}: expected a number above 0, found {value!r}")
+    return value

@@ -1,0 +1,60 @@
+"""The KV store's process: `python -m kvstore.server --config FILE`."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from kvmesh.v1 import pages_pb2_grpc
+
+from kvstore.metrics import StoreMetrics
+from kvstore.options import store_options
+from kvstore.service import ALLOWED, SERVICE_NAME, PagesService
+from kvstore.store import Store
+from mesh.config import ConfigError
+from mesh.nats_permissions import KV_EVENTS
+from mesh.service import ServiceRuntime, main
+
+STOP_GRACE_S = 1.0
+
+
+async def serve(runtime: ServiceRuntime) -> None:
+    """Takes up what is there, serves until told to stop."""
+    config = runtime.config
+    options = store_options(config.options)
+    lock = _only_store(config.state_dir / "kvstore.lock")
+    nats = runtime.nats
+    subject = f"{KV_EVENTS}.{config.node}"
+    publish = None if nats is None else lambda data: nats.publish(subject, data)
+    store = Store(config.state_dir, options, publish=publish)
+    await store.start()
+    runtime.registry.register(StoreMetrics(store))
+    rpc = runtime.serve(ALLOWED)
+    service = PagesService(store, runtime.verifier, node=config.node)
+    pages_pb2_grpc.add_PagesServicer_to_server(service, rpc.server)
+    await rpc.start([SERVICE_NAME])
+    await runtime.announce()
+    await runtime.ready()
+    try:
+        await runtime.stopping.wait()
+    finally:
+        store.end_sessions()
+        await rpc.stop(STOP_GRACE_S)
+        await store.close()
+        os.close(lock)
+
+
+def _only_store(path: Path) -> int:
+    """A lock that the process holds: two stores on one state directory would share pages."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ConfigError(f"another KV store runs on {path.parent}") from None
+    return handle
+
+
+if __name__ == "__main__":
+    main(serve)

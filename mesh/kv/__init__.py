@@ -1,0 +1,1 @@
+"""The worker's side of the KV store: pages, layouts, the arena, and the client."""

@@ -1,0 +1,138 @@
+"""What the CLI may ask of a running supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mesh.supervisor.control import Command, ControlError, Emit
+from mesh.supervisor.options import ROLES
+from mesh.supervisor.plan import ModelPlan
+
+if TYPE_CHECKING:
+    from mesh.supervisor.mesh import Mesh
+    from mesh.supervisor.process import Process
+
+# Restarted in this order by `restart all`: what others depend on first.
+_RESTART_ORDER = ("nats", "iam", "kvstore", "decode", "prefill", "router", "envoy")
+_MODEL_READY_S = 300.0
+
+
+class Commands:
+    """The control channel's commands on one mesh."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._changing = asyncio.Lock()
+
+    def table(self) -> Mapping[str, Command]:
+        return {
+            "status": self.status,
+            "down": self.down,
+            "restart": self.restart,
+            "model_add": self.model_add,
+            "model_remove": self.model_remove,
+        }
+
+    async def status(self, _: Mapping[str, Any], __: Emit) -> Mapping[str, Any]:
+        return {**self._mesh.describe(), "supervisor": {"pid": os.getpid()}}
+
+    async def down(self, _: Mapping[str, Any], __: Emit) -> Mapping[str, Any]:
+        """Answers at once; the caller waits for the state directory's lock."""
+        self._mesh.stop()
+        return {}
+
+    async def restart(self, request: Mapping[str, Any], emit: Emit) -> Mapping[str, Any]:
+        """One process, all of a role, or all; one after the other, each ready before the next."""
+        wanted = request.get("name", "all")
+        chosen = [p for p in self._mesh.processes.values() if wanted in ("all", p.spec.name, p.spec.role)]
+        if not chosen:
+            names = ", ".join([*self._mesh.processes, *ROLES])
+            raise ControlError(f"no process {wanted!r}; there are {names}")
+        chosen.sort(key=lambda p: _RESTART_ORDER.index(p.spec.role))
+        async with self._changing:
+            for process in chosen:
+                emit({"event": "restarting", "name": process.spec.name})
+                await process.restart()
+                await self._mesh.wait_ready([process.spec.name])
+                emit({"event": "restarted", "name": process.spec.name, "pid": process.pid})
+        return {"restarted": [p.spec.name for p in chosen]}
+
+    async def model_add(self, request: Mapping[str, Any], emit: Emit) -> Mapping[str, Any]:
+        """Starts a model's workers; answers when they are ready."""
+        from mesh.models import ModelSourceError, resolve
+
+        name, source, mesh = request["name"], request["source"], self._mesh
+        async with self._changing:
+            if name in mesh.models:
+                raise ControlError(f"the model {name} is already served")
+            loop = asyncio.get_running_loop()
+
+            def progress(text: str) -> None:
+                loop.call_soon_threadsafe(emit, {"event": "note", "text": text})
+
+            cache: Path = mesh.plan.state.cache
+            try:
+                resolved = await asyncio.to_thread(resolve, source, cache, progress=progress)
+            except ModelSourceError as error:
+                raise ControlError(str(error)) from None
+            model = ModelPlan(name, source, resolved.path)
+            workers = [mesh.add(spec) for spec in mesh.plan.workers(model)]
+            mesh.models[name] = model
+            await self._reload_accounts()
+            for worker in workers:
+                worker.start()
+            try:
+                async with asyncio.timeout(_MODEL_READY_S):
+                    await self._ready_or_broken(workers)
+            except (TimeoutError, ControlError) as error:
+                log = "\n".join(line for w in workers if not w.ready.is_set() for line in w.log.tail(10))
+                await self._drop(name)
+                raise ControlError(
+                    f"the workers of {name} did not start: {error or 'too slow'}\n{log}"
+                ) from None
+        return {"workers": [w.spec.name for w in workers]}
+
+    async def model_remove(self, request: Mapping[str, Any], _: Emit) -> Mapping[str, Any]:
+        """Ends a model's workers, after what they are doing."""
+        name = request["name"]
+        async with self._changing:
+            if name not in self._mesh.models:
+                raise ControlError(f"the model {name} is not served here")
+            await self._drop(name)
+        return {}
+
+    async def _drop(self, name: str) -> None:
+        mesh = self._mesh
+        workers = [p for p in mesh.processes.values() if p.spec.model == name]
+        await asyncio.gather(*(worker.stop() for worker in workers))
+        for worker in workers:
+            del mesh.processes[worker.spec.name]
+        del mesh.models[name]
+
+    async def _ready_or_broken(self, workers: list[Process]) -> None:
+        from mesh.supervisor.mesh import START_TRIES
+
+        pending = {asyncio.create_task(worker.ready.wait()) for worker in workers}
+        try:
+            while pending:
+                done, pending = await asyncio.wait(pending, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+                broken = [w for w in workers if w.restarts >= START_TRIES and not w.ready.is_set()]
+                if not done and broken:
+                    raise ControlError(f"{broken[0].spec.name} {broken[0].reason}")
+        finally:
+            for task in pending:
+                task.cancel()
+
+    async def _reload_accounts(self) -> None:
+        """Lets NATS know accounts that were made after it started."""
+        await asyncio.to_thread(self._mesh.plan.write_nats_config)
+        pid = self._mesh.processes["nats"].pid
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGHUP)

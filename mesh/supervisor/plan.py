@@ -1,0 +1,321 @@
+"""From options to processes: which run, with which files, and when each is ready.
+
+Writes the configuration of every process, with its certificate, just before each
+start. Knows every role's place in the mesh and the options it is given; does not
+start anything.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy import envoy as edge
+from deploy import nats as news
+from mesh.ca import CertificateAuthority
+from mesh.config import MetricsConfig, ModelConfig, NatsConfig, ServiceConfig, write_config
+from mesh.identity import ServiceIdentity, service_audience
+from mesh.nats_permissions import permissions
+from mesh.supervisor.options import MeshOptions, process_slug
+from mesh.supervisor.ports import Ports
+from mesh.supervisor.probe import GreetingProbe, HttpProbe, Probe
+from mesh.supervisor.process import ProcessSpec
+from mesh.supervisor.state import StateDir
+from mesh.supervisor.status_file import ServiceAliveProbe, StatusFileProbe
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES: Mapping[str, str] = {"iam": "iam_authz"}
+NICE: Mapping[str, int] = {"decode": 5, "prefill": 10}
+DEV_ORGANISATION = "dev"
+SUPERVISOR = "supervisor"
+EDGE = "edge"
+# The edge cannot make tokens, so it holds ones that outlive any run.
+_EDGE_DAYS = 3000
+_STOP_S: Mapping[str, float] = {"nats": 5.0, "envoy": 5.0}
+
+
+class PlanError(Exception):
+    """The mesh cannot be started as asked; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """A model and the path that its source was resolved to."""
+
+    name: str
+    source: str
+    path: str
+
+
+class Plan:
+    """The processes of one mesh. Addresses and passwords are drawn once per run."""
+
+    def __init__(self, options: MeshOptions, state: StateDir, *, kv_bytes: int) -> None:
+        self.options, self.state = options, state
+        self._kv_bytes = kv_bytes
+        self._ports = Ports()
+        self._tcp = options.listen == "tcp"
+        self._node = socket.gethostname().split(".")[0].lower() or "node"
+        self._ca = CertificateAuthority.open_or_create(state.ca)
+        self._passwords: dict[str, tuple[str, str]] = {}
+        self._nats_port = self._ports.take()
+        self._addresses = {name: self._address(name) for name in ("iam-0", "kvstore-0", *self.router_names)}
+        self._models_at_start = len(options.models)
+
+    @property
+    def router_names(self) -> list[str]:
+        return [f"router-{n}" for n in range(self.options.router)]
+
+    # What the supervisor itself needs
+
+    def supervisor_nats(self) -> NatsConfig:
+        """The supervisor's own account on the news."""
+        return self._nats_config(SUPERVISOR, SUPERVISOR)
+
+    def iam_address(self) -> str:
+        return self._addresses["iam-0"]
+
+    # The processes
+
+    def nats(self) -> ProcessSpec:
+        binary = news.nats_binary()
+        if binary is None:
+            raise PlanError("nats-server is missing: run './kvmesh doctor'")
+        config = self.state.run / "nats.conf"
+        target = f"127.0.0.1:{self._nats_port}"
+        probe = GreetingProbe(target, b"INFO ")
+        return ProcessSpec(
+            name="nats",
+            role="nats",
+            argv=tuple(news.arguments(binary, config)),
+            ready=probe,
+            alive=probe,
+            log=self.state.logs / "nats.log",
+            address=f"{'tls' if self._tcp else 'nats'}://{target}",
+            stop_s=_STOP_S["nats"],
+            prepare=self._prepare_nats,
+        )
+
+    def iam(self, models: list[ModelPlan]) -> ProcessSpec:
+        bootstrap = {
+            "organisation": DEV_ORGANISATION,
+            "dev_key_file": str(self.state.dev_key),
+            "models": [{"name": model.name, "source": model.source} for model in models],
+        }
+        return self._service("iam", "iam-0", {"bootstrap": bootstrap})
+
+    def kvstore(self) -> ProcessSpec:
+        options: dict[str, Any] = {"kv_bytes": self._kv_bytes, "models": self._models_at_start}
+        if self.options.page_pool is not None:
+            options["page_pool"] = self.options.page_pool
+        return self._service("kvstore", "kvstore-0", options)
+
+    def workers(self, model: ModelPlan) -> list[ProcessSpec]:
+        options: dict[str, Any] = {}
+        if self.options.threads is not None:
+            options["threads"] = self.options.threads
+        slug = process_slug(model.name)
+        counts = (("prefill", self.options.prefill), ("decode", self.options.decode))
+        return [
+            self._service(role, f"{role}-{slug}-{n}", options, model)
+            for role, count in counts
+            for n in range(count)
+        ]
+
+    def routers(self) -> list[ProcessSpec]:
+        return [
+            self._service("router", name, {"openai_socket": str(self._openai(name))})
+            for name in self.router_names
+        ]
+
+    def envoy(self) -> ProcessSpec:
+        binary = edge.envoy_binary()
+        if binary is None:
+            raise PlanError("there is no Envoy for this platform: use --no-edge, or run './kvmesh doctor'")
+        document = self.state.run / "envoy.json"
+        return ProcessSpec(
+            name="envoy",
+            role="envoy",
+            argv=tuple(edge.arguments(binary, document)),
+            ready=self.edge_probe("/healthz"),
+            alive=self.edge_probe("/healthz"),
+            log=self.state.logs / "envoy.log",
+            address=self.options.url,
+            stop_s=_STOP_S["envoy"],
+            prepare=lambda: self._prepare_envoy(document),
+        )
+
+    def edge_probe(self, path: str) -> Probe:
+        """Asks the edge itself, as a client would."""
+        host = self.options.host.replace("0.0.0.0", "127.0.0.1")
+        host = "[::1]" if host in ("::", "::1") else host
+        return HttpProbe(f"{host}:{self.options.port}", path, tls=self.options.tls)
+
+    @property
+    def admin_socket(self) -> Path:
+        return self.state.run / "envoy-admin.sock"
+
+    # Their configuration
+
+    def _service(
+        self, role: str, name: str, options: Mapping[str, Any], model: ModelPlan | None = None
+    ) -> ProcessSpec:
+        config_file = self.state.run / f"{name}.config.json"
+        status_file = self.state.run / f"{name}.json"
+        address = self._addresses.get(name) or self._address(name, fixed=False)
+        merged = {**options, **self.options.role_options.get(role, {})}
+        package = PACKAGES.get(role, role)
+        # Before it is a process it must be able to speak on the news.
+        self._password(role, name)
+        return ProcessSpec(
+            name=name,
+            role=role,
+            argv=(sys.executable, "-m", f"{package}.server", "--config", str(config_file)),
+            ready=StatusFileProbe(status_file),
+            alive=ServiceAliveProbe(status_file),
+            log=self.state.logs / f"{name}.log",
+            address=address,
+            status_file=status_file,
+            model=None if model is None else model.name,
+            nice=NICE.get(role, 0),
+            stop_s=self.options.drain_s,
+            prepare=lambda: self._prepare_service(
+                role, name, address, merged, model, config_file, status_file
+            ),
+            env=_environment(),
+        )
+
+    def _prepare_service(
+        self,
+        role: str,
+        name: str,
+        address: str,
+        options: Mapping[str, Any],
+        model: ModelPlan | None,
+        config_file: Path,
+        status_file: Path,
+    ) -> None:
+        # What the run before left must not be taken for this one's.
+        for path in (status_file, *self._sockets(name, address)):
+            path.unlink(missing_ok=True)
+        config = ServiceConfig(
+            name=name,
+            role=role,
+            node=self._node,
+            state_dir=self.state.root,
+            run_dir=self.state.run,
+            listen=address,
+            advertise=address,
+            tls=self._tcp,
+            identity=self._ca.issue(self.state.identities, role=role, name=name, hosts=["127.0.0.1"]),
+            nats=self._nats_config(role, name),
+            iam=(self._addresses["iam-0"],),
+            kvstore=self._addresses["kvstore-0"],
+            metrics=MetricsConfig(host="127.0.0.1", port=0, token_file=self.state.metrics_token),
+            model=None if model is None else ModelConfig(model.name, model.source, model.path),
+            options=dict(options),
+        )
+        write_config(config_file, config)
+
+    def _prepare_nats(self) -> None:
+        tls = None
+        if self._tcp:
+            files = self._ca.issue(self.state.identities, role="nats", name="nats", hosts=["127.0.0.1"])
+            tls = news.NatsTls(files.cert, files.key, files.ca)
+        self.write_nats_config(tls)
+
+    def write_nats_config(self, tls: news.NatsTls | None = None) -> None:
+        """Writes the server's file with everybody who has a password by now."""
+        if tls is None and self._tcp:
+            identities = self.state.identities
+            tls = news.NatsTls(identities / "nats.pem", identities / "nats.key", self._ca.cert_file)
+        server = news.NatsServer(
+            name=self._node,
+            host="127.0.0.1",
+            port=self._nats_port,
+            store_dir=self.state.root / "nats",
+            users=[self._nats_user(role, name) for name, (role, _) in sorted(self._passwords.items())],
+            tls=tls,
+        )
+        news.write_config(self.state.run / "nats.conf", server)
+
+    def _prepare_envoy(self, document: Path) -> None:
+        self.admin_socket.unlink(missing_ok=True)
+        files = self._ca.issue(self.state.identities, role=EDGE, name=EDGE, days=_EDGE_DAYS)
+        identity = ServiceIdentity.load(files)
+        ttl_s = _EDGE_DAYS * 86400.0
+
+        def token(role: str) -> str:
+            return identity.mint({}, audience=service_audience(role), ttl_s=ttl_s)
+
+        edge.write_bootstrap(
+            document,
+            edge.EdgeConfig(
+                host=self.options.host,
+                port=self.options.port,
+                admin_socket=self.admin_socket,
+                routers=tuple(
+                    edge.RouterEndpoint(name, self._openai(name), self._addresses[name])
+                    for name in self.router_names
+                ),
+                iam=(self._addresses["iam-0"],),
+                router_token=token("router"),
+                iam_token=token("iam"),
+                tls=self._edge_certificate(),
+                upstream_tls=edge.UpstreamTls(files.cert, files.key, files.ca) if self._tcp else None,
+                **self.options.role_options.get("envoy", {}),
+            ),
+        )
+
+    def _edge_certificate(self) -> edge.CertificateFiles | None:
+        if not self.options.tls:
+            return None
+        if self.options.cert is not None and self.options.key is not None:
+            return edge.CertificateFiles(self.options.cert.absolute(), self.options.key.absolute())
+        hosts = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
+        if self.options.host not in ("0.0.0.0", "::"):
+            hosts.append(self.options.host)
+        files = self._ca.issue(self.state.identities, role="public", name="public", hosts=hosts)
+        return edge.CertificateFiles(files.cert, files.key)
+
+    # Addresses, accounts
+
+    def _address(self, name: str, *, fixed: bool = True) -> str:
+        if self._tcp:
+            return f"127.0.0.1:{self._ports.take() if fixed else 0}"
+        return f"unix:{self.state.run / name}.sock"
+
+    def _sockets(self, name: str, address: str) -> list[Path]:
+        sockets = [self._openai(name)]
+        if address.startswith("unix:"):
+            sockets.append(Path(address.removeprefix("unix:")))
+        return sockets
+
+    def _openai(self, name: str) -> Path:
+        return self.state.run / f"{name}.openai.sock"
+
+    def _password(self, role: str, name: str) -> str:
+        return self._passwords.setdefault(name, (role, secrets.token_urlsafe(24)))[1]
+
+    def _nats_config(self, role: str, name: str) -> NatsConfig:
+        scheme = "tls" if self._tcp else "nats"
+        url = f"{scheme}://127.0.0.1:{self._nats_port}"
+        return NatsConfig(url, name, self._password(role, name), self._ca.cert_file if self._tcp else None)
+
+    def _nats_user(self, role: str, name: str) -> news.NatsUser:
+        rules = permissions(role, name=name, node=self._node)
+        return news.NatsUser(name, self._password(role, name), rules.publish, rules.subscribe)
+
+
+def _environment() -> Mapping[str, str]:
+    """What a service needs to find the packages of this tree and nothing of a user's own."""
+    return {
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "",
+    }

@@ -1,0 +1,204 @@
+"""Spans into a file of the state directory, and to a collector if one is configured.
+
+A span that ends is handed to a thread that sleeps until there is one: the
+service's loop neither formats nor writes, and an idle service does not wake. The
+file of a service is bounded: two of 4 MiB, the older is dropped. Text attributes
+must look like an identifier; prose is dropped, so that no prompt gets in by accident.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO, Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, Tracer
+from opentelemetry.util.types import AttributeValue
+
+FILE_LIMIT_BYTES = 4 * 1024 * 1024
+CLOSE_TIMEOUT_S = 2.0
+OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+_IDENTIFIER = re.compile(r"[\w.:/@+<>=,-]{0,160}")
+DROPPED = "<dropped>"
+
+
+class Tracing:
+    """The tracer of one process. `close` writes what is pending."""
+
+    def __init__(self, service: str, role: str, directory: Path) -> None:
+        self._provider = TracerProvider(
+            sampler=ParentBased(ALWAYS_ON),
+            resource=Resource({"service.name": f"kvmesh-{role}", "service.instance.id": service}),
+            shutdown_on_exit=False,
+        )
+        self._file = _FileProcessor(service, directory)
+        self._provider.add_span_processor(_Cleaning(self._file))
+        if os.environ.get(OTLP_ENDPOINT):
+            self._provider.add_span_processor(_Cleaning(_otlp()))
+        self.tracer: Tracer = self._provider.get_tracer("kvmesh")
+
+    def install(self) -> None:
+        """Makes this the process's tracer, which `server_span` uses."""
+        trace.set_tracer_provider(self._provider)
+
+    def flush(self) -> None:
+        """Blocks until every ended span is in the file."""
+        self._provider.force_flush()
+
+    def close(self) -> None:
+        """Writes what is pending and ends the thread; blocks up to CLOSE_TIMEOUT_S. Idempotent."""
+        # A collector that is away would hold the end of the process up with its retries.
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(CLOSE_TIMEOUT_S)
+
+
+def record_span(
+    tracer: Tracer,
+    name: str,
+    start_ns: int,
+    end_ns: int,
+    *,
+    parent: Context | SpanContext | Span | None = None,
+    attributes: Mapping[str, AttributeValue] | None = None,
+    kind: SpanKind = SpanKind.INTERNAL,
+) -> SpanContext:
+    """A span of the past, from `start_ns` to `end_ns` (unix nanoseconds). Gives its context."""
+    if isinstance(parent, SpanContext):
+        parent = trace.set_span_in_context(trace.NonRecordingSpan(parent), Context())
+    elif isinstance(parent, Span):
+        parent = trace.set_span_in_context(parent, Context())
+    span = tracer.start_span(
+        name, context=Context() if parent is None else parent, kind=kind, start_time=start_ns
+    )
+    if attributes:
+        span.set_attributes(attributes)
+    span.end(end_time=end_ns)
+    return span.get_span_context()
+
+
+def _otlp() -> SpanProcessor:
+    # Imported only when asked for: it opens a gRPC channel of its own.
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    return BatchSpanProcessor(OTLPSpanExporter())
+
+
+class _Cleaning(SpanProcessor):
+    """Passes spans on without events (they may quote errors) and without prose."""
+
+    def __init__(self, inner: SpanProcessor) -> None:
+        self._inner = inner
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self._inner.on_end(
+            ReadableSpan(
+                name=span.name,
+                context=span.get_span_context(),
+                parent=span.parent,
+                resource=span.resource,
+                attributes={key: _clean(value) for key, value in (span.attributes or {}).items()},
+                kind=span.kind,
+                status=_clean_status(span.status),
+                start_time=span.start_time,
+                end_time=span.end_time,
+                instrumentation_scope=span.instrumentation_scope,
+            )
+        )
+
+    def shutdown(self) -> None:
+        self._inner.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        return self._inner.force_flush(timeout_millis)
+
+
+def _clean_status(status: Status) -> Status:
+    """OpenTelemetry writes an exception's message there; its type is all that may pass."""
+    if status.is_ok or status.description is None:
+        return status
+    kind = status.description.split(":")[0]
+    return Status(status.status_code, kind if _IDENTIFIER.fullmatch(kind) else DROPPED)
+
+
+def _clean(value: AttributeValue) -> AttributeValue:
+    if isinstance(value, str):
+        return value if _IDENTIFIER.fullmatch(value) else DROPPED
+    if isinstance(value, bool | int | float):
+        return value
+    # Sequences of one type are all that OpenTelemetry allows besides.
+    return DROPPED
+
+
+class _FileProcessor(SpanProcessor):
+    def __init__(self, service: str, directory: Path) -> None:
+        self._service = service
+        self._path = directory / f"{service}.jsonl"
+        self._queue: SimpleQueue[ReadableSpan | threading.Event | None] = SimpleQueue()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._thread = threading.Thread(target=self._write_all, name="kvmesh-spans", daemon=True)
+        self._thread.start()
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self._queue.put(span)
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        written = threading.Event()
+        self._queue.put(written)
+        return written.wait(timeout_millis / 1000)
+
+    def shutdown(self) -> None:
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join(timeout=5)
+
+    def _write_all(self) -> None:
+        file = self._open()
+        while (item := self._queue.get()) is not None:
+            try:
+                if isinstance(item, threading.Event):
+                    file.flush()
+                    item.set()
+                    continue
+                file.write(self._line(item))
+                if self._queue.empty():
+                    file.flush()
+                if file.tell() >= FILE_LIMIT_BYTES:
+                    file.close()
+                    self._path.replace(self._path.with_suffix(".old.jsonl"))
+                    file = self._open()
+            except OSError:
+                # A full disk costs traces, never requests.
+                continue
+        file.close()
+
+    def _open(self) -> IO[bytes]:
+        return open(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+
+    def _line(self, span: ReadableSpan) -> bytes:
+        context = span.get_span_context()
+        record: dict[str, Any] = {
+            "trace_id": f"{context.trace_id:032x}" if context else "",
+            "span_id": f"{context.span_id:016x}" if context else "",
+            "parent_id": f"{span.parent.span_id:016x}" if span.parent else None,
+            "name": span.name,
+            "service": self._service,
+            "kind": span.kind.name.lower(),
+            "start_ns": span.start_time,
+            "end_ns": span.end_time,
+            "error": (span.status.description or "error") if not span.status.is_ok else None,
+            "attributes": dict(span.attributes or {}),
+        }
+        return json.dumps(record, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,35 @@
+"""What a prefill worker is told: one frozen dataclass, built from the options of its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mesh.config import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillOptions:
+    """`max_runs` may be queued; `drain_s` is how long they may go on after a stop."""
+
+    threads: int = 1
+    kv_dtype: str = "f32"
+    page_tokens: int = 16
+    max_runs: int = 256
+    drain_s: float = 8.0
+
+
+def prefill_options(options: Mapping[str, Any]) -> PrefillOptions:
+    """Strict: an unknown option or a value out of range is a ConfigError that names it."""
+    values = asdict(PrefillOptions())
+    for name, value in options.items():
+        if name not in values:
+            raise ConfigError(f"options: unknown to a prefill worker: {name}")
+        kind = type(values[name])
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind or not value or (kind is not str and value < 0):
+            raise ConfigError(f"options.{name}: expected a {kind.__name__} above 0, found {value!r}")
+        values[name] = value
+    return PrefillOptions(**values)

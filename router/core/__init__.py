@@ -1,0 +1,1 @@
+"""One request core, used by the OpenAI face and by the gRPC face."""

@@ -1,0 +1,122 @@
+"""One choice of a request: its tokens so far, and the text that may be shown of them.
+
+Survives placements: a worker that takes over continues the same choice, and
+detokenising and stop strings go on where they were. It does not know where
+tokens come from nor who reads the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.core.request import Delta, Token, TopToken
+from text import Detokenizer, StopStrings, Tokenizer
+
+LOGPROB_LEAST = -9999.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """New tokens of one choice, as a worker made them.
+
+    `logprobs` is empty or has one (logprob, [(id, logprob), ...]) per token;
+    `finish` is "stop" or "length" on the last row; `stop_token` is the id that ended it.
+    """
+
+    choice: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[tuple[float, tuple[tuple[int, float], ...]], ...] = ()
+    finish: str | None = None
+    stop_token: int | None = None
+
+
+class Choice:
+    """`tokens` counts everything generated, over all placements; `finish` is set once."""
+
+    def __init__(
+        self, index: int, tokenizer: Tokenizer, stops: Sequence[str], end_ids: frozenset[int]
+    ) -> None:
+        self.index = index
+        self.tokens: list[int] = []
+        self.finish: str | None = None
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(stops) if stops else None
+        self._end_ids = end_ids
+        self._decoded = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.finish is not None
+
+    def push(self, row: Row) -> Delta | None:
+        """What the row adds; None if the choice is over already (tokens under way when it ended)."""
+        if self.ended:
+            return None
+        delta = Delta(self.index)
+        for place, token in enumerate(row.tokens):
+            ends = row.finish == "stop" and place == len(row.tokens) - 1
+            self.tokens.append(token)
+            delta.tokens.append(self._token(token, row, place))
+            # The token that ends a choice is counted and not shown.
+            hidden = ends and (row.stop_token is not None or token in self._end_ids)
+            if hidden:
+                break
+            if self._shown(self._detokenizer.push([token]), delta):
+                return delta
+        if row.finish is not None:
+            self._end(row.finish, delta)
+        return delta
+
+    def _end(self, finish: str, delta: Delta) -> None:
+        rest = self._detokenizer.flush()
+        if rest and self._shown(rest, delta):
+            return
+        if self._stops is not None:
+            delta.text += self._stops.flush()
+        self.finish = delta.finish = finish
+
+    def _shown(self, text: str, delta: Delta) -> bool:
+        """Adds what may be shown of `text`. True when a stop string has ended the choice."""
+        self._decoded += len(text)
+        if self._stops is None:
+            delta.text += text
+            return False
+        if not text:
+            return False
+        safe, matched = self._stops.push(text)
+        delta.text += safe
+        if matched is None:
+            return False
+        self.finish = delta.finish = "stop"
+        return True
+
+    def _token(self, token: int, row: Row, place: int) -> Token:
+        if not row.logprobs:
+            return Token(token)
+        logprob, top = row.logprobs[place]
+        return Token(
+            token,
+            self._tokenizer.token_text(token),
+            self._tokenizer.piece(token),
+            _finite(logprob),
+            tuple(
+                TopToken(
+                    other, self._tokenizer.token_text(other), self._tokenizer.piece(other), _finite(value)
+                )
+                for other, value in top
+            ),
+            self._decoded,
+        )
+
+    def _top(self, token: int, logprob: float) -> TopToken:
+        names = self._tokenizer
+        return TopToken(token, names.token_text(token), names.piece(token), _finite(logprob))
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; an impossible token gets a very small number. Never above 0."""
+    if logprob != logprob or logprob < LOGPROB_LEAST:
+        return LOGPROB_LEAST
+    return min(logprob, 0.0)

@@ -1,0 +1,172 @@
+"""The text side of every model of the catalogue: tokenizer, template, end tokens.
+
+Loaded in a thread as soon as the policy snapshot names the model. Large inputs are
+rendered and tokenised in a thread as well, so that one caller's book does not stop
+everybody's streams. It does not know who may use what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from mesh.errors import InvalidRequest, Unavailable
+from router.core.limits import check_context
+from router.core.policy import CatalogueModel, Snapshot
+from text import TemplateError, TextModel
+
+log = logging.getLogger(__name__)
+
+# Text that is tokenised on the event loop: well under a millisecond.
+INLINE_CHARS = 2048
+LOAD_WAIT_S = 30.0
+RELOAD_AFTER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model's text side. Ids from `known_ids` on are padding and stand for nothing.
+
+    No token has more than `token_bytes_max` bytes.
+    """
+
+    name: str
+    text: TextModel
+    known_ids: int
+    token_bytes_max: int
+
+
+Load = Callable[[str], TextModel]
+
+
+class TextModels:
+    """`load(source)` blocks; it finds the file and reads it."""
+
+    def __init__(self, load: Load, *, threads: int = 2) -> None:
+        self._load = load
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="text")
+        self._loading: dict[str, tuple[str, asyncio.Task[ServedModel]]] = {}
+
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """Loads what is new in the catalogue and forgets what has left it."""
+        for name in set(self._loading) - set(snapshot.models):
+            self._forget(name)
+        for model in snapshot.models.values():
+            self._ensure(model)
+
+    async def get(self, model: CatalogueModel) -> ServedModel:
+        """The model's text side; raises Unavailable while it cannot be had."""
+        task = self._ensure(model)
+        try:
+            async with asyncio.timeout(LOAD_WAIT_S):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            raise Unavailable("The model is being loaded. Try again.", retry_after_s=5.0) from None
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+            raise Unavailable("The model has just been changed. Try again.", retry_after_s=1.0) from None
+        except Unavailable:
+            raise
+        except Exception:
+            raise Unavailable("The model cannot be loaded.", code="model_broken") from None
+
+    def loaded(self, name: str) -> ServedModel | None:
+        """The model, if it is ready now."""
+        known = self._loading.get(name)
+        if known is None or not known[1].done() or known[1].cancelled() or known[1].exception():
+            return None
+        return known[1].result()
+
+    async def encode(self, model: ServedModel, text: str, *, add_special: bool = True) -> list[int]:
+        """Ids of raw text, with the begin token where the model's rules add one."""
+        return await self._run(len(text), _encode, model, text, add_special)
+
+    async def encode_chat(self, model: ServedModel, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Ids of a conversation, ready for the assistant's answer; raises InvalidRequest."""
+        size = sum(len(content) for m in messages if isinstance(content := m.get("content"), str))
+        return await self._run(size, _encode_chat, model, messages)
+
+    async def close(self) -> None:
+        for name in list(self._loading):
+            self._forget(name)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, size: int, work: Callable[..., list[int]], *args: Any) -> list[int]:
+        if size <= INLINE_CHARS:
+            return work(*args)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+
+    def _ensure(self, model: CatalogueModel) -> asyncio.Task[ServedModel]:
+        known = self._loading.get(model.name)
+        if known is not None and known[0] == model.source:
+            return known[1]
+        if known is not None:
+            self._forget(model.name)
+        task = asyncio.get_running_loop().create_task(self._read(model))
+        self._loading[model.name] = (model.source, task)
+        return task
+
+    async def _read(self, model: CatalogueModel) -> ServedModel:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._pool, _read, self._load, model)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.error("model cannot be loaded", extra={"model": model.name, "reason": str(error)[:300]})
+            loop.call_later(RELOAD_AFTER_S, self._retry, model)
+            raise Unavailable("The model cannot be loaded.", code="model_broken") from error
+
+    def _retry(self, model: CatalogueModel) -> None:
+        """A failed load is forgotten after a while, so that a later request tries again."""
+        known = self._loading.get(model.name)
+        if known is not None and known[0] == model.source and self.loaded(model.name) is None:
+            self._forget(model.name)
+
+    def _forget(self, name: str) -> None:
+        _, task = self._loading.pop(name)
+        task.cancel()
+        if task.done() and not task.cancelled():
+            task.exception()
+
+
+def _read(load: Load, model: CatalogueModel) -> ServedModel:
+    text = load(model.source)
+    sizes = [len(text.tokenizer.token_bytes(token)) for token in range(text.vocab_size)]
+    known = max((token + 1 for token, size in enumerate(sizes) if size), default=0)
+    return ServedModel(model.name, text, known, max(sizes, default=1) or 1)
+
+
+def _encode(model: ServedModel, text: str, add_special: bool) -> list[int]:
+    _check_size(model, text, "prompt")
+    return model.text.tokenizer.encode(text, add_special=add_special, parse_special=True)
+
+
+def _encode_chat(model: ServedModel, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    template = model.text.chat_template
+    if template is None:
+        raise InvalidRequest(
+            "This model has no chat template. Use the completions endpoint.",
+            code="unsupported_model",
+            param="model",
+        )
+    try:
+        rendered = template.render(messages)
+    except TemplateError as error:
+        raise InvalidRequest(
+            f"The model's chat template refuses these messages: {error}", param="messages"
+        ) from error
+    _check_size(model, rendered, "messages")
+    return model.text.tokenizer.encode(rendered, add_special=False, parse_special=True)
+
+
+def _check_size(model: ServedModel, text: str, param: str) -> None:
+    """Refuses what cannot fit before it is tokenised, which takes long."""
+    least = len(text) // model.token_bytes_max
+    if least >= model.text.context_length:
+        raise check_context(least, None, model.text.context_length, param)

@@ -1,0 +1,87 @@
+"""The ASGI application: every route of the OpenAI face, all behind the guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mesh.errors import InvalidRequest, NotFound
+from router.core.core import Core
+from router.core.identity import Verifier
+from router.openai import chat, completions, errors
+from router.openai.answers import Connection, send_json
+from router.openai.catalogue import Catalogue
+from router.openai.chat import ChatRequest
+from router.openai.completions import CompletionRequest
+from router.openai.envoy_spans import EnvoySpans
+from router.openai.generate import Generate
+from router.openai.guard import EDGE_ONLY, Guard, arrival_of
+
+# What /readyz says; ready if "ready" is true.
+Readiness = Callable[[], dict[str, Any]]
+
+
+def openai_app(core: Core, verifier: Verifier, spans: EnvoySpans, readiness: Readiness) -> ASGIApp:
+    """The application to serve."""
+    app = Starlette(routes=_routes(core, spans, readiness), exception_handlers=_HANDLERS)
+    # A path is itself and no other: no redirects to one that is nearly the same.
+    app.router.redirect_slashes = False
+    return Guard(app, verifier)
+
+
+def _routes(core: Core, spans: EnvoySpans, readiness: Readiness) -> list[Route]:
+    chat_endpoint = Generate(
+        core, "POST /v1/chat/completions", ChatRequest, chat.ID_PREFIX, chat.usage_object
+    )
+    completion_endpoint = Generate(
+        core, "POST /v1/completions", CompletionRequest, completions.ID_PREFIX, completions.usage_object
+    )
+    catalogue = Catalogue(core)
+    (spans_path,) = EDGE_ONLY
+    return [
+        Route("/v1/chat/completions", chat_endpoint, methods=["POST"]),
+        Route("/v1/completions", completion_endpoint, methods=["POST"]),
+        Route("/v1/models", catalogue, methods=["GET"]),
+        Route("/v1/models/{model:path}", catalogue, methods=["GET"]),
+        Route(spans_path, spans, methods=["POST"]),
+        Route("/healthz", Health(lambda: {"ready": True}), methods=["GET"]),
+        Route("/readyz", Health(readiness), methods=["GET"]),
+    ]
+
+
+class Health:
+    """200 or 503, and why."""
+
+    def __init__(self, readiness: Readiness) -> None:
+        self._readiness = readiness
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = self._readiness()
+        ready = bool(state.pop("ready"))
+        body = {"status": "ok" if ready else "unavailable", **state}
+        connection = Connection(receive, send)
+        headers = arrival_of(scope).headers()
+        await send_json(connection, 200 if ready else 503, msgspec.json.encode(body), headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the router of Starlette refuses: an unknown path, a method that a path has not."""
+    assert isinstance(error, HTTPException)
+    shown = f"{request.method} {request.url.path}"[:128]
+    if error.status_code == 405:
+        told: InvalidRequest | NotFound = InvalidRequest(f"Not allowed: {shown}.", code="method_not_allowed")
+    else:
+        told = NotFound(f"Invalid URL ({shown})", code="unknown_url")
+    headers = dict(arrival_of(request.scope).headers()) | dict(error.headers or {})
+    return Response(errors.body(told), error.status_code, headers, "application/json")
+
+
+_HANDLERS: dict[Any, Any] = {404: _http_error, 405: _http_error}

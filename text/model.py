@@ -1,0 +1,117 @@
+"""The text side of a model: tokenizer, chat template, end tokens, limits; from a file or a scheme.
+
+Reads only the metadata of a GGUF file; the weights are the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from text.bpe import bpe_tokenizer
+from text.byte_tokenizer import (
+    END_ID,
+    SCRIPT_CONTEXT_LENGTH,
+    TINY_CONTEXT_LENGTH,
+    ByteChatTemplate,
+    ByteTokenizer,
+)
+from text.chat_template import ChatTemplate, JinjaChatTemplate
+from text.errors import GgufError, VocabularyError
+from text.gguf import GgufFile
+from text.sentencepiece import sentencepiece_tokenizer
+from text.tokenizer import Tokenizer
+from text.vocabulary import Vocabulary
+
+_TEMPLATE_KEY = "tokenizer.chat_template"
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """Everything about a model that has to do with text."""
+
+    name: str
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None  # None: a base model, which has no form for conversations
+    end_ids: frozenset[int]
+    context_length: int  # tokens, prompt and answer together
+    vocab_size: int
+
+
+def load_text_model(source: str) -> TextModel:
+    """`source` is the path of a GGUF file, `tiny:…` or `script:…`.
+
+    Raises `text.errors.TextError` (`GgufError`, `VocabularyError`, `TemplateError`) naming file and reason.
+    """
+    scheme, colon, options = source.partition(":")
+    if colon and scheme in ("tiny", "script"):
+        return TextModel(
+            name=scheme,
+            tokenizer=ByteTokenizer(),
+            chat_template=ByteChatTemplate(),
+            end_ids=frozenset({END_ID}),
+            context_length=SCRIPT_CONTEXT_LENGTH if scheme == "script" else _tiny_context(options),
+            vocab_size=ByteTokenizer.vocab_size,
+        )
+    with GgufFile.open(source) as file:
+        metadata = file.metadata
+    try:
+        vocabulary = Vocabulary.from_metadata(metadata)
+        tokenizer = _tokenizer(vocabulary)
+    except VocabularyError as error:
+        raise VocabularyError(f"{source}: {error}") from error
+    name = metadata.get("general.name")
+    return TextModel(
+        name=name if isinstance(name, str) and name else Path(source).stem,
+        tokenizer=tokenizer,
+        chat_template=_chat_template(metadata, vocabulary),
+        end_ids=vocabulary.end_ids,
+        context_length=_context_length(source, metadata),
+        vocab_size=len(vocabulary),
+    )
+
+
+def _tokenizer(vocabulary: Vocabulary) -> Tokenizer:
+    if vocabulary.model == "gpt2":
+        return bpe_tokenizer(vocabulary)
+    if vocabulary.model == "llama":
+        return sentencepiece_tokenizer(vocabulary)
+    raise VocabularyError(f"tokenizer.ggml.model is {vocabulary.model!r}; known are gpt2, llama")
+
+
+def _chat_template(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> ChatTemplate | None:
+    source = metadata.get(_TEMPLATE_KEY)
+    if not isinstance(source, str) or not source.strip():
+        return None
+    tool_source = metadata.get(f"{_TEMPLATE_KEY}.tool_use")
+    ids = {
+        "bos_token": vocabulary.bos_id,
+        "eos_token": vocabulary.eos_id,
+        "unk_token": vocabulary.unk_id,
+        "pad_token": vocabulary.pad_id,
+    }
+    return JinjaChatTemplate(
+        source,
+        special_tokens={name: vocabulary.tokens[i] for name, i in ids.items() if i is not None},
+        tool_source=tool_source if isinstance(tool_source, str) else None,
+    )
+
+
+def _tiny_context(options: str) -> int:
+    """`context` of `seed=1,context=512`; the other options are the engine's, and so is checking them."""
+    for option in options.split(","):
+        key, _, text = option.partition("=")
+        if key.strip() == "context" and text.strip().isdecimal():
+            return int(text)
+    return TINY_CONTEXT_LENGTH
+
+
+def _context_length(source: str, metadata: Mapping[str, Any]) -> int:
+    architecture = metadata.get("general.architecture")
+    key = f"{architecture}.context_length"
+    value = metadata.get(key)
+    if type(value) is not int or value < 1:
+        raise GgufError(f"{source}: metadata key {key!r} is {value!r}, not a number of tokens")
+    return value
