@@ -26,6 +26,7 @@ from decode.telemetry import LoopTelemetry
 from engine.sampling import Sampled
 from mesh.errors import InternalError, MeshError
 from mesh.kv.client import KvClient
+from mesh.stuck import StuckWatch
 
 BEAT_S = 0.5
 
@@ -51,6 +52,7 @@ class DecodeLoop:
         self._telemetry = telemetry
         self._spans = spans
         self._engine = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._watch = StuckWatch()
         self._inbox: list[Callable[[], None]] = []
         self._wake = asyncio.Event()
         self._left = asyncio.Event()
@@ -157,7 +159,8 @@ class DecodeLoop:
     async def _step(self, parts: Sequence[Part]) -> list[Outcome]:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        outcomes = await loop.run_in_executor(self._engine, self._stepper.run, parts)
+        with self._watch.over("a step"):
+            outcomes = await loop.run_in_executor(self._engine, self._stepper.run, parts)
         self.steps += 1
         self._telemetry.stepped(loop.time() - started, sum(part.rows for part in parts))
         return outcomes

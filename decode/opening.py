@@ -5,6 +5,7 @@ Pure: knows neither gRPC nor torch. Every refusal names the field at fault.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,16 @@ from mesh.blocks import ID_BYTES, chain
 from mesh.errors import InvalidRequest
 
 LOGPROBS_LIMIT = 20
+# Far above what any router asks for, and far below what a row can name.
+CHOICES_LIMIT = 1 << 16
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,8 @@ def check(opening: Opening, limits: Limits) -> None:
         raise InvalidRequest(
             f"n is {opening.n}; this worker runs 1 to {limits.max_seqs} sequences", param="n"
         )
+    if opening.first_choice + opening.n > CHOICES_LIMIT:
+        raise InvalidRequest(f"a choice above {CHOICES_LIMIT}", param="first_choice")
     if opening.generated and opening.n != 1:
         raise InvalidRequest("a continuation has one choice", param="n")
     if not 0 <= opening.generated < len(opening.tokens):
@@ -92,8 +105,7 @@ def check(opening: Opening, limits: Limits) -> None:
             f"max_tokens is {opening.max_tokens} and {opening.generated} are generated already",
             param="max_tokens",
         )
-    if (opening.sampling.logprobs or 0) > LOGPROBS_LIMIT:
-        raise InvalidRequest(f"at most {LOGPROBS_LIMIT} log-probabilities per position", param="logprobs")
+    _check_sampling(opening.sampling, limits.vocab_size)
     if any(not 0 <= token < limits.vocab_size for token in opening.stop_ids):
         raise InvalidRequest(f"a stop token id is not below {limits.vocab_size}", param="stop_token_ids")
 
@@ -127,6 +139,23 @@ def _check_prompt(opening: Opening, limits: Limits) -> None:
             f"the request needs at least {least} KV pages and the pool has {limits.pages}",
             code="pool_too_small",
             param="prompt",
+        )
+
+
+def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    """A number that is none would draw any token, with no sign that something is wrong."""
+    if (sampling.logprobs or 0) > LOGPROBS_LIMIT:
+        raise InvalidRequest(f"at most {LOGPROBS_LIMIT} log-probabilities per position", param="logprobs")
+    for name in _NUMBERS:
+        if not math.isfinite(getattr(sampling, name)):
+            raise InvalidRequest(f"{name} is no number", param=name)
+    if sampling.temperature < 0:
+        raise InvalidRequest("the temperature is below 0", param="temperature")
+    if sampling.repetition_penalty <= 0:
+        raise InvalidRequest("the repetition penalty is not above 0", param="repetition_penalty")
+    if any(token not in range(vocab_size) or math.isnan(v) for token, v in sampling.logit_bias.items()):
+        raise InvalidRequest(
+            f"a biased token id is not below {vocab_size}, or its bias is no number", param="logit_bias"
         )
 
 

@@ -17,6 +17,7 @@ class DecodeOptions:
     """
 
     threads: int = 1
+    executor: str = "reference"
     kv_dtype: str = "f32"
     page_tokens: int = 16
     max_seqs: int = 64

@@ -125,6 +125,7 @@ async def _load(model: ModelConfig, options: DecodeOptions) -> Executor:
             threads=options.threads,
             page_tokens=options.page_tokens,
             kv_dtype=options.kv_dtype,
+            executor=options.executor,
         )
 
     try:

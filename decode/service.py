@@ -17,7 +17,7 @@ from decode.opening import Opening
 from decode.session import RouterSession
 from mesh.errors import InternalError, MeshError, PermissionDenied
 from mesh.identity import TokenVerifier
-from mesh.rpc import caller
+from mesh.rpc import caller, send_welcome
 
 ALLOWED = {"/kvmesh.v1.Decode/": frozenset({"router"})}
 SERVICE_NAME = decode_pb2.DESCRIPTOR.services_by_name["Decode"].full_name
@@ -60,7 +60,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
     ) -> AsyncIterator[decode_pb2.SessionResponse]:
         session = RouterSession(caller(context).name, self._wake)
         # The router waits for this before it takes the worker for connected.
-        await context.send_initial_metadata(())
+        await send_welcome(context)
         self._sessions.add(session)
         reader = asyncio.create_task(self._read(request_iterator, session))
         try:

@@ -75,6 +75,7 @@ class EdgeConfig:
     body_limit_bytes: int = BODY_LIMIT_BYTES
     stream_idle_timeout_s: float = STREAM_IDLE_TIMEOUT_S
     authz_timeout_s: float = 3.0
+    router_retries: int = 8
     tracing: bool = True
 
 

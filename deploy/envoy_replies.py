@@ -12,6 +12,8 @@ from deploy.envoy_types import extension, set_header
 
 _OWN_BODY = "response.code_details in ['ext_authz_denied', 'direct_response']"
 _AUTHZ_AWAY = "response.code_details == 'ext_authz_error'"
+# What is refused before its headers are read has no id yet; the id of any other request wins.
+_OWN_ID = set_header("x-request-id", "%UNIQUE_ID%")
 
 
 def error_body(message: str, kind: str, code: str | None) -> dict[str, Any]:
@@ -45,6 +47,7 @@ def local_replies() -> dict[str, Any]:
             },
             {
                 "filter": _status("EQ", 408),
+                "headers_to_add": [_OWN_ID],
                 **_body("The request did not arrive in time.", "invalid_request_error", "request_timeout"),
             },
             {
@@ -62,6 +65,7 @@ def local_replies() -> dict[str, Any]:
             },
             {
                 "filter": _status("GE", 400),
+                "headers_to_add": [_OWN_ID],
                 **_body(
                     "The request is not valid HTTP for this server.",
                     "invalid_request_error",

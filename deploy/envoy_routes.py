@@ -147,15 +147,20 @@ _NOT_FOUND = ("invalid_request_error", None)
 
 
 def _patient(edge: EdgeConfig) -> dict[str, Any]:
-    """No limit on the whole answer, a generous one on silence, and only retries that
-    cannot run a request twice."""
+    """No limit on the whole answer, a generous one on silence, and a router that dies is
+    replaced by another, or by its successor, as long as no answer has begun.
+
+    A repeat has the same request id, under which usage is counted once; the first run
+    ended with its router. What has no router for some seconds is refused.
+    """
     return {
         "timeout": "0s",
         "idle_timeout": seconds(edge.stream_idle_timeout_s),
         "retry_policy": {
-            "retry_on": "connect-failure,refused-stream,reset-before-request",
-            "num_retries": 5,
-            "retry_back_off": {"base_interval": "0.05s", "max_interval": "0.5s"},
+            "retry_on": "connect-failure,refused-stream,reset",
+            "num_retries": edge.router_retries,
+            # Random pauses below a growing limit: about 6 s in all, a restart of a router.
+            "retry_back_off": {"base_interval": "0.25s", "max_interval": "2s"},
             **other_hosts(),
         },
     }

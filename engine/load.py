@@ -18,16 +18,20 @@ def load(
     page_tokens: int = 16,
     kv_dtype: str = "f32",
     logits: bool = True,
+    executor: str = "reference",
 ) -> Executor:
     """Loads the model and checks everything that can be checked before a request comes.
 
-    `logits` False leaves the output matrix out: for workers that never ask for logits. Raises EngineError
-    (or `text.errors.GgufError` for a file that cannot be read), naming the tensor, key or operation.
+    `logits` False leaves the output matrix out: for workers that never ask for logits. `executor` is
+    "reference" (torch, float32: the truth) or "cpu" (the C++ core). Raises EngineError (or
+    `text.errors.GgufError` for a file that cannot be read), naming the tensor, key or operation.
     """
     if threads < 1:
         raise EngineError(f"threads is {threads}: at least 1 is needed")
     if source.startswith("script:"):
         return ScriptedExecutor(page_tokens=page_tokens)
+    if executor not in ("reference", "cpu"):
+        raise EngineError(f"executor is {executor!r}: it must be reference or cpu")
     from engine.tiny import TinySpec, tiny_model
 
     if source.startswith("tiny:"):
@@ -36,7 +40,11 @@ def load(
         from engine.weights.gguf import open_model
 
         model = open_model(Path(source))
-    # Imported here: only the reference needs torch, and a scripted model needs nothing.
+    # Imported where they are used: only the reference needs torch, and a scripted model needs nothing.
+    if executor == "cpu":
+        from engine.cpu import CpuExecutor
+
+        return CpuExecutor(model, threads=threads, page_tokens=page_tokens, kv_dtype=kv_dtype, logits=logits)
     from engine.reference import ReferenceExecutor
 
     return ReferenceExecutor(

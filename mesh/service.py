@@ -31,7 +31,7 @@ from mesh.news import Member, News
 from mesh.rpc import RpcServer, open_channel
 from mesh.telemetry.logs import configure_logging
 from mesh.telemetry.metrics import MetricsServer
-from mesh.telemetry.reading import TRACES
+from mesh.telemetry.reading import TRACES, StoredSpan
 from mesh.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,10 @@ class ServiceRuntime:
     @property
     def tracer(self) -> Tracer:
         return self._tracing.tracer
+
+    def forward_spans(self, spans: Iterable[StoredSpan]) -> None:
+        """Spans of a process that cannot reach a collector itself go where ours go."""
+        self._tracing.forward(spans)
 
     @property
     def address(self) -> str:

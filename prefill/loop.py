@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from engine import Executor, Slice, SliceFailure
 from mesh.errors import InternalError, MeshError, Overloaded, StaleAttempt, Unavailable
 from mesh.kv.client import KvClient
+from mesh.stuck import StuckWatch
 from prefill.run import Chunk, Order, Progress, Run
 from prefill.schedule import Pace, Queue
 from prefill.telemetry import LoopTelemetry
@@ -51,6 +52,7 @@ class PrefillLoop:
         self._most_runs = most_runs
         self._page_tokens = executor.info.layout.page_tokens
         self._engine = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._watch = StuckWatch()
         self._queue = Queue()
         self._pace = Pace(self._page_tokens)
         self._tickets: dict[str, Ticket] = {}
@@ -176,7 +178,8 @@ class PrefillLoop:
         pages = run.table(chunk)
         slice_ = Slice(tokens=run.order.tokens[first:end], start=first, pages=pages, logits=0)
         started = loop.time()
-        [result] = await loop.run_in_executor(self._engine, self._executor.step, [slice_])
+        with self._watch.over("a chunk"):
+            [result] = await loop.run_in_executor(self._engine, self._executor.step, [slice_])
         if isinstance(result, SliceFailure):
             raise InternalError(result.message, code="step_failed")
         run.computed_tokens += end - first

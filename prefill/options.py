@@ -14,6 +14,7 @@ class PrefillOptions:
     """`max_runs` may be queued; `drain_s` is how long they may go on after a stop."""
 
     threads: int = 1
+    executor: str = "reference"
     kv_dtype: str = "f32"
     page_tokens: int = 16
     max_runs: int = 256

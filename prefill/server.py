@@ -108,6 +108,7 @@ async def _load(model: ModelConfig, options: PrefillOptions) -> Executor:
             threads=options.threads,
             page_tokens=options.page_tokens,
             kv_dtype=options.kv_dtype,
+            executor=options.executor,
             logits=False,
         )
 

@@ -26,7 +26,7 @@ class Patience:
 
     waiting: int = 1024
     queue_s: float = 300.0
-    no_worker_s: float = 15.0
+    no_worker_s: float = 30.0
     retry_full_s: float = 0.5
 
 

@@ -6,7 +6,7 @@
 | openai_port | – | or its port on loopback; one of the two must be given |
 | queue_limit | 1024 | requests that may wait for a worker of one model |
 | queue_s | 300 | how long each may wait |
-| no_worker_s | 15 | how long one waits for a model that no worker serves |
+| no_worker_s | 30 | how long one waits for a model that no worker serves |
 | hang_s | 2 | silence of a decode worker with work that makes it hung |
 | step_stuck_s | 60 | beats without a step that make it hung |
 | prefill_stalled_s | 5 | silence of a running prefill that makes it hung |
@@ -26,6 +26,21 @@ from router.admission import Patience
 from router.prefill_runs import RunPatience
 from router.sessions import Liveness
 
+NAMES = frozenset(
+    {
+        "openai_socket",
+        "openai_port",
+        "queue_limit",
+        "queue_s",
+        "no_worker_s",
+        "hang_s",
+        "step_stuck_s",
+        "prefill_stalled_s",
+        "policy_usable_s",
+        "model_cache",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
@@ -43,6 +58,9 @@ class RouterOptions:
     def of(cls, config: ServiceConfig) -> RouterOptions:
         """Raises ConfigError that names the option."""
         options = config.options
+        unknown = sorted(set(options) - NAMES)
+        if unknown:
+            raise ConfigError(f"options: unknown to a router: {', '.join(unknown)}")
         socket, port = options.get("openai_socket"), options.get("openai_port")
         if (socket is None) == (port is None):
             raise ConfigError("options: exactly one of openai_socket and openai_port is needed")

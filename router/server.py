@@ -47,6 +47,8 @@ from text import TextModel, load_text_model
 log = logging.getLogger(__name__)
 
 DRAIN_S = 20.0
+# Until then whoever comes is better off with another router, or waits for this one.
+FIRST_POLICY_S = 5.0
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 ALLOWED = {SERVICE: frozenset({EDGE_ROLE})}
 
@@ -80,23 +82,31 @@ class Router:
             quota=Unlimited(),
             books=Books(runtime.tracer, metrics, self.outbox.add),
         )
-        self.spans = EnvoySpans(config.state_dir / TRACES / f"envoy.{config.name}.jsonl")
+        self.spans = EnvoySpans(
+            config.state_dir / TRACES / f"envoy.{config.name}.jsonl", runtime.forward_spans
+        )
         self.http = HttpServer(
             openai_app(self.core, runtime.verifier, self.spans, self.readiness),
             socket_path=options.openai_socket,
             port=options.openai_port,
         )
+        self._serving = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.policy.on_change += [self.texts.on_snapshot, self._policy_arrived]
 
     async def start(self) -> None:
-        """Serves as soon as there is something to decide by."""
+        """Serves as soon as there is something to decide by, or to say that there is nothing."""
         await self.outbox.start()
+        self._later(self.policy.run())
+        if not await self.policy.arrived(FIRST_POLICY_S):
+            log.warning("no policy yet")
         rpc = self.runtime.serve(ALLOWED)
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(self.core), rpc.server)
         await rpc.start([SERVICE_NAME])
         await self.http.start()
-        self._later(self.policy.run())
+        self._serving = True
+        if self.policy.usable:
+            self.runtime.ready()
         if self.runtime.nats is not None:
             await self._listen(self.runtime.nats)
         self.runtime.announce(extra={"openai": self.http.address})
@@ -182,7 +192,8 @@ class Router:
 
     def _policy_arrived(self, snapshot: Snapshot) -> None:
         log.info("policy", extra={"version": snapshot.version, "models": len(snapshot.models)})
-        self.runtime.ready()
+        if self._serving:
+            self.runtime.ready()
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

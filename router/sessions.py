@@ -22,6 +22,7 @@ import grpc.aio
 from kvmesh.v1 import decode_pb2, decode_pb2_grpc
 
 from mesh.errors import Unavailable
+from mesh.rpc import await_welcome
 from router import wire
 from router.core.choice import Row
 
@@ -145,8 +146,9 @@ class DecodeSession:
                 wait_s = self._liveness.retry_first_s
             self.connected = False
             self._hurry.clear()
-            self._lose(self._hung or "the worker's stream broke")
+            # First the news: nobody who waits may get a place that a lost request leaves here.
             self._on_change()
+            self._lose(self._hung or "the worker's stream broke")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._hurry.wait()
@@ -157,9 +159,8 @@ class DecodeSession:
         channel = self._dial(self.address, "decode")
         try:
             call = decode_pb2_grpc.DecodeStub(channel).Session(_frames(self._outgoing))
-            # The worker sends its metadata as soon as it has taken the stream.
             async with asyncio.timeout(self._liveness.connect_s):
-                await call.initial_metadata()
+                await await_welcome(call)
             self.connected = True
             self._on_change()
             async for response in call:
@@ -167,8 +168,8 @@ class DecodeSession:
                 frame = wire.frame(response)
                 if frame is not None:
                     self._deliver(frame)
-        except (grpc.aio.AioRpcError, TimeoutError, OSError) as error:
-            reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else type(error).__name__
+        except (grpc.aio.AioRpcError, Unavailable, TimeoutError, OSError) as error:
+            reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else repr(error)
             log.info("decode session ended", extra={"worker": self.worker, "reason": reason})
         finally:
             self._outgoing.put_nowait(None)

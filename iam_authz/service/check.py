@@ -2,7 +2,7 @@
 
 Allowed: the identity token is put in `x-mesh-identity` in place of whatever was
 there, `authorization` and every other `x-mesh-*` header of the client are removed.
-Refused: an error body as OpenAI sends it (gRPC clients get its message alone),
+Refused: an error body as OpenAI sends it (gRPC clients get message and typed detail),
 which Envoy passes on. It says *who*, never *what*: the router decides that.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from kvmesh.extern import ext_authz_pb2_grpc
 from iam_authz.authenticate import Authenticator, Refusal
 from iam_authz.identity import IdentityMint, request_id_of
 from iam_authz.metrics import IamMetrics
-from mesh.errors import MeshError
+from mesh.errors import MeshError, to_status
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,9 @@ def _refused(error: MeshError, request_id: str, headers: Mapping[str, str]) -> p
     if error.retry_after_s is not None:
         answer.append(_header("retry-after", str(max(1, round(error.retry_after_s)))))
     body = error.message
-    if not headers.get("content-type", "").startswith("application/grpc"):
+    if headers.get("content-type", "").startswith("application/grpc"):
+        answer += [_header(key, b64encode(value).decode()) for key, value in to_status(error).trailing]
+    else:
         answer.append(_header("content-type", "application/json"))
         body = error_body(error)
     return pb.CheckResponse(

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from mesh.cli.failure import Failure
+from mesh.cli.running import running_state, status_of
 from mesh.cli.style import paint
 from mesh.supervisor.options import default_kv_bytes
 from mesh.supervisor.ports import PortTaken, check_free
@@ -33,6 +36,7 @@ _PACKAGES = (
 )
 _MIN_DISK_BYTES = 512 * 1024**2
 _MIN_FILES = 1024
+_DEFAULT_PORT = 8080
 
 
 class Verdict(StrEnum):
@@ -191,12 +195,25 @@ def _shared_memory(_: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _port(arguments: argparse.Namespace) -> Iterator[Finding]:
+    own = _edge_port(arguments.state)
+    port: int = arguments.port or own or _DEFAULT_PORT
+    if port == own:
+        yield Finding(Verdict.OK, f"port {port} is this mesh's own edge")
+        return
     try:
-        check_free("127.0.0.1", arguments.port)
+        check_free("127.0.0.1", port)
     except PortTaken as error:
         yield Finding(Verdict.WARN, str(error))
     else:
-        yield Finding(Verdict.OK, f"port {arguments.port} is free")
+        yield Finding(Verdict.OK, f"port {port} is free")
+
+
+def _edge_port(root: Path) -> int | None:
+    """The edge's port of the mesh that runs there; None when none does or it has no edge."""
+    try:
+        return urlsplit(status_of(running_state(root))["edge_url"] or "").port
+    except Failure:
+        return None
 
 
 def _limits(_: argparse.Namespace) -> Iterator[Finding]:

@@ -76,6 +76,9 @@ def requirements(extra: str) -> list[str]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
     found: list[str] = project["optional-dependencies"][extra] if extra else project["dependencies"]
+    if not extra and not os.environ.get("CXX") and not any(map(shutil.which, ("g++", "clang++"))):
+        # The C++ core is compiled here, and this package brings a compiler.
+        return [*found, "ziglang"]
     return found
 
 

@@ -22,6 +22,8 @@ Handler = Callable[[argparse.Namespace], int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words == ["--version"]:
+        words = ["version"]
     arguments = parser().parse_args(words, argparse.Namespace(argv=words))
     if not hasattr(arguments, "module"):
         parser().print_help()
@@ -66,7 +68,9 @@ def parser() -> argparse.ArgumentParser:
     doctor = _command(
         commands, "doctor", "doctor", "Says what is wrong with this machine or state directory."
     )
-    doctor.add_argument("--port", type=int, default=8080, help="the edge's port to be (default 8080)")
+    doctor.add_argument(
+        "--port", type=int, help="the edge's port to be (default 8080, or that of the mesh that runs)"
+    )
     _add_development(commands)
     _command(commands, "version", "version", "Shows the versions of kvmesh and its parts.", state=False)
     return top
@@ -97,6 +101,12 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     up.add_argument("--key", type=Path, metavar="FILE", help="the edge's private key (PEM)")
     up.add_argument("--no-edge", dest="edge", action="store_const", const=False, help="without Envoy")
     up.add_argument("--threads", type=int, metavar="N", help="threads of each worker")
+    up.add_argument(
+        "--executor",
+        choices=("reference", "cpu"),
+        help="what computes: reference (torch, float32, the default) or cpu (C++, quantised, much faster)",
+    )
+    up.add_argument("--kv-dtype", choices=("f32", "f16", "bf16"), help="numbers in KV pages (default f32)")
     up.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with these names")
     up.add_argument("--detach", action="store_true", help="return when ready and leave the mesh running")
     # For tests: pages per model instead of memory. And what --detach runs in the background.

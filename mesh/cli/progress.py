@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from mesh.cli.style import paint
+from mesh.cli.style import paint, readable
 from mesh.supervisor.options import MeshOptions
 
 
@@ -56,7 +56,7 @@ class Progress:
         if event.get("log"):
             print(f"\nThe last lines of {event['process']}:", file=sys.stderr)
             for line in event["log"]:
-                print(f"  | {line}", file=sys.stderr)
+                print(f"  | {readable(line)}", file=sys.stderr)
         print(f"kvmesh: {event['reason']}", file=sys.stderr)
 
     def _stopping(self, event: Mapping[str, Any]) -> None:
@@ -88,12 +88,13 @@ def usage(options: MeshOptions) -> str:
 {paint("# curl", "dim")}
 curl{curl_ca} {options.url}/v1/chat/completions \\
   -H "Authorization: Bearer $(cat {key_file})" -H "Content-Type: application/json" \\
-  -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+  -d '{{"model": "{model}", "temperature": 0,
+       "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
 
 {paint("# Python (pip install openai)", "dim")}
 {imports}from openai import OpenAI
 client = OpenAI(base_url="{options.url}/v1", api_key=open("{key_file}").read().strip(){python_ca})
-for chunk in client.chat.completions.create(model="{model}", stream=True,
+for chunk in client.chat.completions.create(model="{model}", temperature=0, stream=True,
         messages=[{{"role": "user", "content": "What is the capital of France?"}}]):
     if chunk.choices:
         print(chunk.choices[0].delta.content or "", end="", flush=True)"""

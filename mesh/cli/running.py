@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh.cli.failure import NOT_RUNNING, Failure
+from mesh.cli.style import readable
 from mesh.supervisor.control import ControlError, ask
 from mesh.supervisor.state import StateDir, StateError, existing_state, is_held
 
@@ -47,7 +48,8 @@ def request(
     try:
         return asyncio.run(talk())
     except ControlError as error:
-        raise Failure(str(error)) from None
+        # Some reasons end with log lines of the process at fault.
+        raise Failure("\n".join(map(readable, str(error).splitlines()))) from None
 
 
 def status_of(state: StateDir) -> Mapping[str, Any]:

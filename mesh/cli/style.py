@@ -1,7 +1,8 @@
-"""Colours where a terminal shows them, and tables."""
+"""Colours where a terminal shows them, tables, and log lines for people."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,17 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
         return "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
     return "\n".join([paint(line(header), "dim"), *(line(row) for row in rows)])
+
+
+def readable(line: str) -> str:
+    """A JSON log line as `time level message`; any other line as it is."""
+    try:
+        entry = json.loads(line)
+        # A line with an exception has details that matter: it stays whole.
+        whole = "exception" in entry
+        return line.rstrip() if whole else f"{entry['time']} {entry['level']}: {entry['message']}"
+    except (ValueError, KeyError, TypeError):
+        return line.rstrip()
 
 
 def duration(value_s: float) -> str:

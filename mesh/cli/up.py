@@ -30,6 +30,8 @@ _FLAGS = (
     "key",
     "edge",
     "threads",
+    "executor",
+    "kv_dtype",
     "page_pool",
 )
 

@@ -52,7 +52,7 @@ class Commands:
         wanted = request.get("name", "all")
         chosen = [p for p in self._mesh.processes.values() if wanted in ("all", p.spec.name, p.spec.role)]
         if not chosen:
-            names = ", ".join([*self._mesh.processes, *ROLES])
+            names = ", ".join(dict.fromkeys([*self._mesh.processes, *ROLES]))
             raise ControlError(f"no process {wanted!r}; there are {names}")
         chosen.sort(key=lambda p: _RESTART_ORDER.index(p.spec.role))
         async with self._changing:

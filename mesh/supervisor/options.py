@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,12 @@ from mesh.supervisor.state import DEFAULT_STATE
 
 DEFAULT_MODELS: Mapping[str, str] = {"smollm2": "pkg:smollm2"}
 ROLES = ("nats", "iam", "kvstore", "prefill", "decode", "router", "envoy")
+COUNTED = ("router", "prefill", "decode")
+# The processes that are not ours cannot refuse an option themselves.
+_FOREIGN_OPTIONS: Mapping[str, Sequence[str]] = {
+    "nats": (),
+    "envoy": ("body_limit_bytes", "stream_idle_timeout_s", "authz_timeout_s", "router_retries", "tracing"),
+}
 MAX_DEFAULT_KV_BYTES = 4 * 1024**3
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -45,6 +52,8 @@ class MeshOptions:
     kv_bytes: int | None = None
     page_pool: int | None = None
     threads: int | None = None
+    executor: str | None = None
+    kv_dtype: str | None = None
     listen: str = "unix"
     tls: bool = False
     cert: Path | None = None
@@ -65,7 +74,7 @@ class MeshOptions:
 
     def check(self) -> None:
         """Raises OptionsError for a mesh that must not or cannot be started."""
-        for name in ("router", "prefill", "decode"):
+        for name in COUNTED:
             if not 1 <= getattr(self, name) <= 64:
                 raise OptionsError(f"--{name}: between 1 and 64, not {getattr(self, name)}")
         if not 1 <= self.port <= 65535:
@@ -78,6 +87,9 @@ class MeshOptions:
             raise OptionsError("--cert and --key go together")
         if self.cert is not None and not self.tls:
             raise OptionsError("--cert and --key need --tls")
+        for option, file in (("--cert", self.cert), ("--key", self.key)):
+            if file is not None and not os.access(file, os.R_OK):
+                raise OptionsError(f"{option} {file}: there is no such file, or it cannot be read")
         if not self.tls and not _is_loopback(self.host):
             raise OptionsError(f"--host {self.host}: an address that others can reach needs --tls")
         if self.kv_bytes is not None and self.kv_bytes < 1024 * 1024:
@@ -118,8 +130,11 @@ def read_file(path: Path) -> dict[str, Any]:
         if isinstance(value, dict) and name in ROLES:
             # A table `[decode]` holds the role's options; `count` in it is how many.
             tables[name] = {k.replace("-", "_"): v for k, v in value.items() if k != "count"}
-            if "count" in value and name in ("router", "prefill", "decode"):
-                values[name] = value["count"]
+            if "count" in value:
+                if name not in COUNTED:
+                    raise OptionsError(f"--config {path}: {name}.count: there is one of it")
+                values[name] = _field(name, value["count"], path)
+            _check_table(name, tables[name], path)
         elif name == "models":
             values["models"] = _models(value, path)
         elif name in _FILE_FIELDS:
@@ -167,6 +182,8 @@ _FILE_FIELDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
     "kv_memory": ("kv_bytes", (str, int)),
     "page_pool": ("page_pool", int),
     "threads": ("threads", int),
+    "executor": ("executor", str),
+    "kv_dtype": ("kv_dtype", str),
     "listen": ("listen", str),
     "tls": ("tls", bool),
     "cert": ("cert", str),
@@ -185,6 +202,15 @@ def _field(name: str, value: Any, path: Path) -> Any:
     if target in ("state", "cert", "key"):
         return Path(str(value))
     return value
+
+
+def _check_table(role: str, table: Mapping[str, Any], path: Path) -> None:
+    if role not in _FOREIGN_OPTIONS:
+        return
+    known = _FOREIGN_OPTIONS[role]
+    for name in table:
+        if name not in known:
+            raise OptionsError(f"--config {path}: {role}.{name}: there are {', '.join(known) or 'none'}")
 
 
 def _models(value: Any, path: Path) -> dict[str, str]:

@@ -116,9 +116,12 @@ class Plan:
         return self._service("kvstore", "kvstore-0", options)
 
     def workers(self, model: ModelPlan) -> list[ProcessSpec]:
-        options: dict[str, Any] = {}
-        if self.options.threads is not None:
-            options["threads"] = self.options.threads
+        chosen = {
+            "threads": self.options.threads,
+            "executor": self.options.executor,
+            "kv_dtype": self.options.kv_dtype,
+        }
+        options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
         slug = process_slug(model.name)
         counts = (("prefill", self.options.prefill), ("decode", self.options.decode))
         return [

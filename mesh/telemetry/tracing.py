@@ -12,7 +12,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
@@ -22,8 +22,10 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
-from opentelemetry.trace import Span, SpanContext, SpanKind, Status, Tracer
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags, Tracer
 from opentelemetry.util.types import AttributeValue
+
+from mesh.telemetry.reading import StoredSpan
 
 FILE_LIMIT_BYTES = 4 * 1024 * 1024
 CLOSE_TIMEOUT_S = 2.0
@@ -44,13 +46,20 @@ class Tracing:
         )
         self._file = _FileProcessor(service, directory)
         self._provider.add_span_processor(_Cleaning(self._file))
-        if os.environ.get(OTLP_ENDPOINT):
-            self._provider.add_span_processor(_Cleaning(_otlp()))
+        self._collector = _Cleaning(_otlp()) if os.environ.get(OTLP_ENDPOINT) else None
+        if self._collector is not None:
+            self._provider.add_span_processor(self._collector)
         self.tracer: Tracer = self._provider.get_tracer("kvmesh")
 
     def install(self) -> None:
         """Makes this the process's tracer, which `server_span` uses."""
         trace.set_tracer_provider(self._provider)
+
+    def forward(self, spans: Iterable[StoredSpan]) -> None:
+        """Gives the collector, if there is one, spans of a process that cannot reach it itself."""
+        if self._collector is not None:
+            for span in spans:
+                self._collector.on_end(_foreign(span))
 
     def flush(self) -> None:
         """Blocks until every ended span is in the file."""
@@ -86,6 +95,28 @@ def record_span(
         span.set_attributes(attributes)
     span.end(end_time=end_ns)
     return span.get_span_context()
+
+
+def _foreign(span: StoredSpan) -> ReadableSpan:
+    def context(span_id: str) -> SpanContext:
+        return SpanContext(
+            int(span.trace_id, 16),
+            int(span_id, 16),
+            is_remote=True,
+            trace_flags=TraceFlags(TraceFlags.SAMPLED),
+        )
+
+    return ReadableSpan(
+        name=span.name,
+        context=context(span.span_id),
+        parent=None if span.parent_id is None else context(span.parent_id),
+        resource=Resource({"service.name": f"kvmesh-{span.service}", "service.instance.id": span.service}),
+        attributes=span.attributes,
+        kind=SpanKind[span.kind.upper()],
+        status=Status(StatusCode.UNSET if span.error is None else StatusCode.ERROR, span.error),
+        start_time=span.start_ns,
+        end_time=span.end_ns,
+    )
 
 
 def _otlp() -> SpanProcessor:

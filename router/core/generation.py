@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -97,7 +98,8 @@ class Generation:
         self._enter = enter
         self._handoffs: dict[int, Handoff] = {}
         self._accepted = False
-        self._deaths = 0
+        # By choice: the loss of one worker is one loss to each choice that was there.
+        self._deaths: Counter[int] = Counter()
         self._attempt = 0
         self._queued_at = time.monotonic()
         self._no_store_at: float | None = None
@@ -152,7 +154,7 @@ class Generation:
             opening = self._opening(seat.worker, choices, tokens)
         except Unavailable as error:
             seat.leave()
-            self._died(error.message)
+            self._died(error.message, choices)
             return
         except BaseException:
             seat.leave()
@@ -163,7 +165,7 @@ class Generation:
         try:
             handoff.open()
         except Unavailable as error:
-            self._died(error.message)
+            self._died(error.message, choices)
             return
         try:
             await self._follow(handoff, seat.worker, choices)
@@ -186,11 +188,11 @@ class Generation:
         if all(choice.ended for choice in choices):
             return
         if isinstance(event, Lost):
-            self._died(event.reason)
+            self._died(event.reason, choices)
         elif isinstance(event, wire.Refused):
             self._refused(event, worker)
         else:
-            self._done(event)
+            self._done(event, choices)
 
     async def _fetch(self, handoff: Handoff, worker: Worker, have: int) -> Event:
         """Gets the missing blocks made, by a prefill worker or by the decode worker itself.
@@ -271,24 +273,25 @@ class Generation:
             if now - self._no_store_at > NO_STORE_S:
                 raise Unavailable("The KV store cannot be reached. Try again.", retry_after_s=2.0)
 
-    def _done(self, event: wire.Done) -> None:
+    def _done(self, event: wire.Done, choices: Sequence[Choice]) -> None:
         """Returns if the open choices are to be placed again."""
         if event.ending in ("preempted", "moved"):
             return
         if event.ending == "cancelled":
-            self._died("the worker cancelled the request")
+            self._died("the worker cancelled the request", choices)
             return
         log.warning("request failed at its worker", extra={"ending": event.ending})
         raise event.error or InternalError("The worker failed on this request.")
 
-    def _died(self, reason: str) -> None:
+    def _died(self, reason: str, choices: Sequence[Choice]) -> None:
         """Counts a loss; raises once there were too many."""
-        self._deaths += 1
+        self._deaths.update(choice.index for choice in choices)
+        deaths = max(self._deaths[choice.index] for choice in choices)
         log.warning(
             "request lost its worker",
-            extra={"request_id": self._origin.request_id, "reason": reason, "deaths": self._deaths},
+            extra={"request_id": self._origin.request_id, "reason": reason, "deaths": deaths},
         )
-        if self._deaths > DEATHS_MAX:
+        if deaths > DEATHS_MAX:
             raise Unavailable(
                 "The workers that ran this request were lost too often.",
                 code="worker_lost",

@@ -48,6 +48,7 @@ class PolicyHolder:
         self._snapshot: Snapshot | None = None
         self._connected = False
         self._lost_at = clock()
+        self._arrived = asyncio.Event()
         self._restart = asyncio.Event()
         self._hint: asyncio.TimerHandle | None = None
         self.on_change: list[Callable[[Snapshot], None]] = []
@@ -68,6 +69,13 @@ class PolicyHolder:
                 retry_after_s=1.0,
             )
         return self._snapshot
+
+    async def arrived(self, within_s: float) -> bool:
+        """Waits for the first snapshot; False if there is none after `within_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._arrived.wait()
+        return self._snapshot is not None
 
     def hint(self, version: int | None = None) -> None:
         """News says that a snapshot of this version exists (None: a newer one than ours)."""
@@ -116,6 +124,7 @@ class PolicyHolder:
             async for snapshot in self._watch(address, held):
                 self._connected = True
                 self._snapshot = snapshot
+                self._arrived.set()
                 for listener in self.on_change:
                     listener(snapshot)
         except asyncio.CancelledError:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf, nan
 
 import pytest
 
 from decode.opening import check, check_chain, extra_pages
+from engine.sampling import SamplingParams
 from mesh.errors import InvalidRequest
 from tests.decode.openings import LIMITS, P, opening
 
@@ -30,6 +32,16 @@ def test_a_correct_request_is_taken_at_every_page_border(length: int) -> None:
         (opening(range(4), generated=4), "generated"),
         (opening(range(4), generated=2, max_tokens=2), "max_tokens"),
         (opening(range(4), stop_ids=frozenset({272})), "stop_token_ids"),
+        (opening(range(4), n=2, first_choice=2**32 - 2), "first_choice"),
+        (opening(range(4), sampling=SamplingParams(temperature=nan)), "temperature"),
+        (opening(range(4), sampling=SamplingParams(temperature=-1)), "temperature"),
+        (opening(range(4), sampling=SamplingParams(top_p=nan)), "top_p"),
+        (opening(range(4), sampling=SamplingParams(repetition_penalty=nan)), "repetition_penalty"),
+        (opening(range(4), sampling=SamplingParams(repetition_penalty=0)), "repetition_penalty"),
+        (opening(range(4), sampling=SamplingParams(presence_penalty=inf)), "presence_penalty"),
+        (opening(range(4), sampling=SamplingParams(logit_bias={1: nan})), "logit_bias"),
+        (opening(range(4), sampling=SamplingParams(logit_bias={272: 1.0})), "logit_bias"),
+        (opening(range(4), sampling=SamplingParams(logprobs=21)), "logprobs"),
     ],
 )
 def test_a_wrong_request_names_the_field(wrong: object, param: str) -> None:

@@ -34,6 +34,7 @@ async def edge() -> AsyncIterator[tuple[Edge, grpc.aio.Server]]:
         iam=(f"unix:{directory}/iam.sock",),
         router_token="router-token",
         iam_token="iam-token",
+        router_retries=2,
     )
     server = await asyncio.start_unix_server(upstream.serve, config.routers[0].openai)
     iam = await start_authorization(authorization, config.iam[0])

@@ -55,9 +55,14 @@ class Authorization(ext_authz_pb2_grpc.AuthorizationServicer):
 
 @dataclass
 class Upstream:
-    """Echoes each request as JSON; `seen` keeps what arrived."""
+    """Echoes each request as JSON; `seen` keeps what arrived.
+
+    Each entry of `hang_up` is used once, to end the connection "before the answer" or
+    "within the answer" to a request.
+    """
 
     seen: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+    hang_up: list[str] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -68,6 +73,11 @@ class Upstream:
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
                 self.seen.append((head[0], headers, body))
                 self._news.set()
+                if self.hang_up and "/internal/otlp" not in head[0]:
+                    if self.hang_up.pop() == "within the answer":
+                        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
+                        await writer.drain()
+                    break
                 answer = json.dumps({"line": head[0], "headers": headers, "bytes": len(body)}).encode()
                 writer.write(
                     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"

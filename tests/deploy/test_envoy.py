@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -24,7 +26,7 @@ from deploy.envoy import (
     write_bootstrap,
 )
 from mesh.ca import CertificateAuthority
-from tests.deploy.edge_lab import GOOD_KEY, Edge, free_port, start_authorization
+from tests.deploy.edge_lab import GOOD_KEY, Edge, free_port, running_envoy, start_authorization
 
 AUTHORISED = {"authorization": GOOD_KEY}
 MIB = 1024 * 1024
@@ -157,6 +159,57 @@ async def test_a_body_has_a_limit_with_and_without_a_stated_length(
     assert len(edge[0].upstream.requests()) == 1
 
 
+@pytest.mark.parametrize("raw", [b"GARBAGE\r\n\r\n", b"GET /v1/models HTTP/1.1\r\n\r\n"])
+async def test_what_is_no_request_gets_an_envelope_and_an_id_too(
+    edge: tuple[Edge, grpc.aio.Server], raw: bytes
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", edge[0].config.port)
+    writer.write(raw)
+    head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert len(re.findall(rb"(?m)^x-request-id: [0-9a-f-]{36}\r?$", head)) == 1
+    assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_silence_is_cut_and_slowness_is_not(edge: tuple[Edge, grpc.aio.Server]) -> None:  # B114
+    at, _ = edge
+    config = replace(
+        at.config, port=free_port(), admin_socket=at.directory / "admin2.sock", stream_idle_timeout_s=1.0
+    )
+    hung_up = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1]
+        if line == b"/v1/slow":
+            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+            for _ in range(6):
+                await asyncio.sleep(0.4)
+                writer.write(b"2\r\nab\r\n")
+            writer.write(b"0\r\n\r\n")
+        else:
+            # Never an answer; the edge hangs up.
+            await reader.read()
+            hung_up.set()
+        writer.close()
+
+    at.config.routers[0].openai.unlink()
+    server = await asyncio.start_unix_server(serve, at.config.routers[0].openai)
+    (at.directory / "two").mkdir()
+    async with (
+        server,
+        running_envoy(config, at.directory / "two"),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{config.port}", timeout=20) as client,
+    ):
+        whole = await client.get("/v1/slow", headers=AUTHORISED)
+        assert whole.content == b"ab" * 6
+        assert whole.elapsed.total_seconds() > 2
+        cut = await client.get("/v1/silent", headers=AUTHORISED)
+        assert cut.status_code == 504
+        assert is_error_envelope(cut)
+        await asyncio.wait_for(hung_up.wait(), 5)
+
+
 async def test_a_restart_of_iam_is_bridged(
     edge: tuple[Edge, grpc.aio.Server], client: httpx.AsyncClient
 ) -> None:
@@ -189,6 +242,29 @@ async def test_without_a_router_the_answer_is_a_clear_503(
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
     assert is_error_envelope(answer)
+
+
+async def test_what_a_dying_router_has_not_begun_to_answer_is_repeated(
+    edge: tuple[Edge, grpc.aio.Server], client: httpx.AsyncClient
+) -> None:
+    upstream = edge[0].upstream
+    upstream.hang_up = ["before the answer"]
+    answer = await client.post("/v1/completions", headers=AUTHORISED, content=b"x" * 2 * MIB)
+    assert answer.status_code == 200
+    assert answer.json()["bytes"] == 2 * MIB
+    asked = [headers for line, headers, _ in upstream.requests() if "/v1/" in line]
+    first, second = (headers["x-request-id"] for headers in asked)
+    assert first == second == answer.headers["x-request-id"]
+
+
+async def test_an_answer_that_has_begun_is_never_begun_again(
+    edge: tuple[Edge, grpc.aio.Server], client: httpx.AsyncClient
+) -> None:
+    upstream = edge[0].upstream
+    upstream.hang_up = ["within the answer"]
+    with pytest.raises(httpx.RemoteProtocolError):
+        await client.post("/v1/completions", headers=AUTHORISED, content=b"x")
+    assert [line for line, _, _ in upstream.requests() if "/v1/" in line] == ["POST /v1/completions HTTP/1.1"]
 
 
 async def test_grpc_has_its_own_route_with_the_same_check(edge: tuple[Edge, grpc.aio.Server]) -> None:

@@ -18,7 +18,8 @@ COUNT = int(os.environ.get("KVMESH_PROMPTS", "50"))
 
 @pytest.mark.slow
 @pytest.mark.model
-async def test_fifty_prompts_everywhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", ["cpu", "reference"])
+async def test_fifty_prompts_everywhere(tmp_path: Path, which: str) -> None:
     import engine
     from engine.generate import generate
     from engine.sampling import SamplingParams
@@ -27,7 +28,7 @@ async def test_fifty_prompts_everywhere(tmp_path: Path) -> None:
     assert spec is not None
     assert spec.origin is not None
     path = Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    executor = engine.load(str(path), threads=2)
+    executor = engine.load(str(path), threads=1, executor=which)
     cases = prompts(COUNT, longest=1500, vocab=49152)
 
     def params(i: int) -> SamplingParams:
@@ -37,7 +38,7 @@ async def test_fifty_prompts_everywhere(tmp_path: Path) -> None:
 
     begun = time.monotonic()
     alone = [generate(executor, ids, params(i), NEW) for i, ids in enumerate(cases)]
-    print(f"alone: {time.monotonic() - begun:.0f} s")
+    print(f"{which} alone: {time.monotonic() - begun:.0f} s", flush=True)
     del executor
 
     async def everywhere(mesh: Mesh, name: str) -> None:
@@ -63,12 +64,11 @@ async def test_fifty_prompts_everywhere(tmp_path: Path) -> None:
             else:
                 for i in range(COUNT):
                     await ask(i)
-            print(f"{name}: {time.monotonic() - begun:.0f} s")
+            print(f"{which} {name}: {time.monotonic() - begun:.0f} s", flush=True)
 
-    with running(tmp_path / "one", []) as mesh:
+    with running(tmp_path / "one", ["--executor", which]) as mesh:
         await everywhere(mesh, "1+1")
-        await everywhere(mesh, "1+1 warm")
-    with running(tmp_path / "two", ["--prefill", "2", "--decode", "2"]) as mesh:
+        await everywhere(mesh, "1+1 warm crowd")
+    with running(tmp_path / "two", ["--executor", which, "--prefill", "2", "--decode", "2"]) as mesh:
         await everywhere(mesh, "2+2 crowd")
         await everywhere(mesh, "2+2 warm crowd")
-        await everywhere(mesh, "2+2 warm")

@@ -11,9 +11,10 @@ import time
 
 import grpc
 import pytest
+from google.rpc import status_pb2
 from kvmesh.extern import ext_authz_pb2 as authz
 from kvmesh.extern import ext_authz_pb2_grpc
-from kvmesh.v1 import iam_pb2
+from kvmesh.v1 import common_pb2, iam_pb2
 
 from iam_authz import tables
 from iam_authz.api_key import SECRET_LENGTH, _checksum, new_key, parse_key
@@ -186,10 +187,17 @@ async def test_a_suspended_organisation_is_known_and_refused(world: World) -> No
     assert (await world.check(f"Bearer {created.secret}")).status.code == 0
 
 
-async def test_grpc_clients_get_the_message_alone(world: World) -> None:
+async def test_grpc_clients_get_the_message_and_a_typed_detail(world: World) -> None:
     response = await world.check(None, content_type="application/grpc+proto")
     assert response.denied_response.status.code == 401
     assert response.denied_response.body.startswith("You didn't provide an API key")
+    headers = {option.header.key: option.header.value for option in response.denied_response.headers}
+    status = status_pb2.Status.FromString(base64.b64decode(headers["grpc-status-details-bin"]))
+    detail = common_pb2.ErrorDetail()
+    assert status.details[0].Unpack(detail)
+    assert (detail.code, detail.http_status) == ("invalid_api_key", 401)
+    plain = await world.check(None)
+    assert "grpc-status-details-bin" not in {o.header.key for o in plain.denied_response.headers}
 
 
 async def test_a_strange_request_id_is_replaced(world: World) -> None:

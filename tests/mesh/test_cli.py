@@ -19,6 +19,7 @@ from mesh.cli.keys import seconds
 from mesh.cli.logs import chosen
 from mesh.cli.main import parser
 from mesh.cli.status import pages, parse_samples, total
+from mesh.cli.style import readable
 from mesh.cli.trace import tree
 from mesh.supervisor.state import create_state, held
 from mesh.telemetry.reading import StoredSpan
@@ -71,6 +72,7 @@ def test_version_answers_at_once() -> None:
     began = time.monotonic()
     done = kvmesh("version")
     assert done.returncode == 0
+    assert kvmesh("--version").stdout == done.stdout
     assert done.stdout.startswith("kvmesh 0.")
     assert time.monotonic() - began < 5
 
@@ -178,6 +180,19 @@ def test_logs_are_found_by_process_and_by_role(tmp_path: Path) -> None:
     assert [f.stem for f in chosen(tmp_path, "nats")] == ["nats"]
     with pytest.raises(Failure, match="decode-a-0"):
         chosen(tmp_path, "router")
+
+
+def test_log_lines_are_shown_to_people_as_text() -> None:
+    entry = {"time": "T", "level": "critical", "message": "cannot run: no GGUF"}
+    assert readable(json.dumps(entry) + "\n") == "T critical: cannot run: no GGUF"
+    for other in (
+        "[2026] plain text",
+        "[1, 2]",
+        '"a"',
+        '{"time": "T"}',
+        json.dumps({**entry, "exception": {}}),
+    ):
+        assert readable(other) == other
 
 
 def test_how_long_a_key_lives() -> None:

@@ -53,6 +53,11 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         port = 9000
         kv-memory = "256M"
         decode = 3
+        [prefill]
+        count = 2
+        max-runs = 8
+        [envoy]
+        stream-idle-timeout-s = 60
         [models]
         tiny = "tiny:seed=1"
         "a/b" = "script:"
@@ -62,12 +67,27 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     )
     options = merged(read_file(file), {"port": 9001, "decode": None}, [])
     assert (options.port, options.decode, options.kv_bytes) == (9001, 3, 256 << 20)
+    assert (options.prefill, options.role_options["prefill"]) == (2, {"max_runs": 8})
+    assert options.role_options["envoy"] == {"stream_idle_timeout_s": 60}
     assert options.models == {"tiny": "tiny:seed=1", "a/b": "script:"}
     assert options.role_options["iam"] == {"issuers": [{"issuer": "x"}]}
     assert merged(read_file(file), {}, ["m=script:"]).models == {"m": "script:"}
 
 
-@pytest.mark.parametrize("text", ["porrt = 1", "port = 'x'", "port = true", "port = [", "[models]\nx = 1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "porrt = 1",
+        "port = 'x'",
+        "port = true",
+        "port = [",
+        "[models]\nx = 1",
+        "[nats]\nport = 4222",
+        "[envoy]\nbogus = 1",
+        "[kvstore]\ncount = 2",
+        "[decode]\ncount = 'two'",
+    ],
+)
 def test_a_file_that_is_not_understood_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "mesh.toml"
     file.write_text(text)
@@ -82,6 +102,7 @@ def test_a_file_that_is_not_understood_is_refused(tmp_path: Path, text: str) -> 
         (MeshOptions(host="192.0.2.1"), "--tls"),
         (MeshOptions(cert=Path("c"), tls=True), "--cert and --key"),
         (MeshOptions(cert=Path("c"), key=Path("k")), "--tls"),
+        (MeshOptions(cert=Path("/no/c"), key=Path("/no/k"), tls=True), "--cert /no/c"),
         (MeshOptions(decode=0), "--decode"),
         (MeshOptions(port=0), "--port"),
         (MeshOptions(models={}), "--model"),

@@ -31,6 +31,7 @@ from mesh.telemetry import (
     traceparent_of,
 )
 from mesh.telemetry.propagation import parse_traceparent
+from mesh.telemetry.reading import StoredSpan
 from mesh.telemetry.tracing import DROPPED
 
 PROMPT = "My password is hunter2, what is the capital of France?"
@@ -153,11 +154,16 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
-def test_a_configured_collector_gets_the_same_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def collecting() -> tuple[Collector, grpc.Server, int]:
     server, collector = grpc.server(ThreadPoolExecutor(1)), Collector()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
+    return collector, server, port
+
+
+def test_a_configured_collector_gets_the_same_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collector, server, port = collecting()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_INSECURE", "true")
     tracing = Tracing("router-0", "router", tmp_path / "traces")
@@ -167,6 +173,28 @@ def test_a_configured_collector_gets_the_same_spans(tmp_path: Path, monkeypatch:
     assert [sent.span_id for sent in collector.spans] == [span.span_id.to_bytes(8, "big")]
     assert "hunter2" not in str(collector.spans)
     assert len(read_trace(tmp_path, f"{span.trace_id:032x}")) == 1
+
+
+def test_spans_of_others_are_forwarded_to_the_collector_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    span = StoredSpan(
+        "ab" * 16, "cd" * 8, "ef" * 8, "envoy.request", "envoy", "server", 1, 2, "error", {"n": "x"}
+    )
+    without = Tracing("router-0", "router", tmp_path / "traces")
+    without.forward([span])
+    without.close()
+    collector, server, port = collecting()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_INSECURE", "true")
+    tracing = Tracing("router-0", "router", tmp_path / "traces")
+    tracing.forward([span])
+    tracing.close()
+    server.stop(None)
+    (sent,) = collector.spans
+    assert (sent.trace_id.hex(), sent.span_id.hex()) == (span.trace_id, span.span_id)
+    assert (sent.parent_span_id.hex(), sent.name) == (span.parent_id, span.name)
+    assert read_trace(tmp_path, span.trace_id) == []
 
 
 def test_a_collector_that_is_away_does_not_hold_the_end_up(

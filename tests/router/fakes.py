@@ -22,6 +22,7 @@ from kvmesh.v1 import (
 from mesh.blocks import chain
 from mesh.errors import InternalError, MeshError, detail
 from mesh.identity import TokenVerifier
+from mesh.rpc import send_welcome
 
 P = 16
 END = 257
@@ -92,7 +93,7 @@ class FakeDecode(decode_pb2_grpc.DecodeServicer):
     async def Session(
         self, request_iterator: AsyncIterator[decode_pb2.SessionRequest], context: Any
     ) -> AsyncIterator[decode_pb2.SessionResponse]:
-        await context.send_initial_metadata(())
+        await send_welcome(context)
         task = asyncio.current_task()
         assert task is not None
         self.sessions.append(task)

@@ -72,6 +72,18 @@ class Source:
         raise OSError("broken")
 
 
+async def test_the_first_snapshot_can_be_waited_for() -> None:
+    source = Source()
+    holder = PolicyHolder(["a"], source.watch)
+    running = asyncio.create_task(holder.run())
+    assert not await holder.arrived(0.01)
+    waiting = asyncio.create_task(holder.arrived(20))
+    source.queue.put_nowait(wire.snapshot(policy(7)))
+    assert await waiting
+    assert holder.current().version == 7
+    running.cancel()
+
+
 async def test_the_last_snapshot_is_kept_for_a_bounded_time() -> None:
     now = [0.0]
     source = Source()

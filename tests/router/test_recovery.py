@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 from kvmesh.v1 import decode_pb2
@@ -80,6 +81,29 @@ async def test_choices_that_have_begun_continue_one_by_one(mesh: World) -> None:
     assert all(open_.n == 1 for open_ in again)
     assert {open_.first_choice for open_ in again} == {0, 1, 2}
     await settled(mesh)
+
+
+async def test_the_loss_of_a_worker_with_many_choices_of_a_request_is_one_loss() -> None:
+    async with world(decode=1, prefill=0) as mesh:
+        behaviour = mesh.worker.behaviour
+        behaviour.script = lambda prompt, choice: [*f"choice {choice} says so at some length".encode(), END]
+        behaviour.step_s = 0.02
+        behaviour.incident, behaviour.incident_after = "die", 4
+
+        def opened(most: int) -> bool:
+            return len(mesh.worker.opened) >= most
+
+        asking = asyncio.ensure_future(mesh.complete("ab", n=8, max_tokens=100))
+        # Since then each choice is a placement of its own; now they are lost together, twice.
+        for again in (1 + 8, 1 + 16):
+            await until(partial(opened, again))
+            behaviour.incident = "die"
+        answer = await asking
+        assert answer.status_code == 200, answer.text
+        assert [c["text"] for c in answer.json()["choices"]] == [
+            f"choice {i} says so at some length" for i in range(8)
+        ]
+        await settled(mesh)
 
 
 async def test_a_request_that_kills_every_worker_ends_in_one_error() -> None:

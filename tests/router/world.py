@@ -38,7 +38,7 @@ class DecodeWorker:
     server: RpcServer
 
 
-def policy(version: int = 1, **changes: Any) -> iam_pb2.WatchResponse:
+def policy(version: int = 1, *, source: str = "script:", **changes: Any) -> iam_pb2.WatchResponse:
     """Organisation acme may use every model but `secret`; beta may use nothing."""
     response = iam_pb2.WatchResponse(
         version=version,
@@ -48,7 +48,7 @@ def policy(version: int = 1, **changes: Any) -> iam_pb2.WatchResponse:
             iam_pb2.Organisation(id="gone", suspended=True, cache_salt=b"u" * 32),
         ],
         models=[
-            iam_pb2.CatalogueModel(name=name, source="script:", created=1_700_000_000)
+            iam_pb2.CatalogueModel(name=name, source=source, created=1_700_000_000)
             for name in ("tiny", "org/other", "secret")
         ],
         grants=[
@@ -147,8 +147,10 @@ def events(text: str) -> list[Any]:
 
 
 @asynccontextmanager
-async def world(*, decode: int = 1, prefill: int = 1, **options: Any) -> AsyncIterator[World]:
-    """A router with its workers, ready."""
+async def world(
+    *, decode: int = 1, prefill: int = 1, source: str = "script:", **options: Any
+) -> AsyncIterator[World]:
+    """A router with its workers, ready. `source`: where it reads the text side of its models."""
     path = Path(tempfile.mkdtemp(prefix="kvmesh-router-", dir="/tmp"))
     ca = CertificateAuthority.open_or_create(path / "ca")
     async with AsyncExitStack() as stack:
@@ -184,7 +186,7 @@ async def world(*, decode: int = 1, prefill: int = 1, **options: Any) -> AsyncIt
             return server
 
         verifier = TokenVerifier(ca.cert_file)
-        iam = FakeIam(policy())
+        iam = FakeIam(policy(source=source))
         servers = {
             "iam-0": await serve("iam", "iam-0", "Policy", iam_pb2_grpc.add_PolicyServicer_to_server, iam)
         }

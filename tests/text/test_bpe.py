@@ -2,53 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, pre_tokenizers
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers.models import BPE
 
 from tests.text import gguf_builder as build
+from tests.text.small_bpe import BLANK_LINE, BOS, CONTROL, END, GO, MERGES, USER_DEFINED, metadata
 from text import TextModel, Tokenizer, VocabularyError, load_text_model
 from text.bpe import PIPELINES
-
-CONTROL, USER_DEFINED = 3, 4
-MERGES = ["a b", "ab c", "1 2", "12 3", "Ġ a", "Ġ Ġ", "e Ì", "eÌ ģ", "Ã ©"]
-
-
-def alphabet() -> list[str]:
-    """The 256 characters of byte-level vocabularies, in byte order."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
-
-
-def metadata(**changes: Any) -> dict[str, Any]:
-    """A small model: bytes are ids 0 to 255, then the merged tokens, then a few added ones."""
-    merged = [merge.replace(" ", "") for merge in MERGES]
-    added = ["<|bos|>", "<|end|>", "<|go|>", "\n\n"]
-    out = {
-        "general.architecture": "llama",
-        "general.name": "Small",
-        "llama.context_length": 512,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": [*alphabet(), *merged, *added],
-        "tokenizer.ggml.token_type": [1] * (256 + len(merged))
-        + [CONTROL, CONTROL, USER_DEFINED, USER_DEFINED],
-        "tokenizer.ggml.merges": MERGES,
-        "tokenizer.ggml.bos_token_id": 256 + len(merged),
-        "tokenizer.ggml.eos_token_id": 257 + len(merged),
-    }
-    for name, content in changes.items():
-        key = f"tokenizer.ggml.{name}"
-        if content is None:
-            del out[key]
-        else:
-            out[key] = content
-    return out
-
-
-BOS, END, GO, BLANK_LINE = range(256 + len(MERGES), 260 + len(MERGES))
 
 
 def load(tmp_path: Path, **changes: Any) -> TextModel:
@@ -84,12 +50,14 @@ def test_what_is_loaded(tmp_path: Path) -> None:
         ("qwen2", "cafe\u0301", ["c", "a", "f", "\xc3\xa9"]),  # NFC, as the published tokenizer does
     ],
 )
-def test_the_pattern_follows_the_name(tmp_path: Path, pre: str, text: str, expected: list[str]) -> None:
+def test_the_pattern_follows_the_name(
+    tmp_path: Path, pre: str, text: str, expected: list[str]
+) -> None:  # B82
     tokenizer = load(tmp_path, pre=pre).tokenizer
     assert pieces(tokenizer, text) == expected
 
 
-def test_an_unknown_pattern_is_an_error(tmp_path: Path) -> None:
+def test_an_unknown_pattern_is_an_error(tmp_path: Path) -> None:  # B82
     with pytest.raises(VocabularyError, match=r"small\.gguf.*pre is 'sparkling'.*qwen2"):
         load(tmp_path, pre="sparkling")
     assert "sparkling" not in PIPELINES
@@ -109,7 +77,7 @@ def test_an_unknown_pattern_is_an_error(tmp_path: Path) -> None:
 )
 def test_begin_and_end_as_the_file_says(
     tmp_path: Path, changes: dict[str, Any], begins: bool, ends: bool
-) -> None:
+) -> None:  # B80
     tokenizer = load(tmp_path, **changes).tokenizer
     plain = tokenizer.encode("a", add_special=False, parse_special=True)
     assert plain == [ord("a")]
@@ -119,7 +87,7 @@ def test_begin_and_end_as_the_file_says(
     assert tokenizer.add_bos is begins
 
 
-def test_never_two_begin_tokens(tmp_path: Path) -> None:
+def test_never_two_begin_tokens(tmp_path: Path) -> None:  # B35
     tokenizer = load(tmp_path, add_bos_token=True).tokenizer
     assert tokenizer.encode("<|bos|>abc", add_special=True, parse_special=True)[:2] == [BOS, 257]
     # As plain text it is no begin token, so the real one is added.
@@ -127,7 +95,7 @@ def test_never_two_begin_tokens(tmp_path: Path) -> None:
     assert len(tokenizer.encode("<|bos|>", add_special=True, parse_special=False)) == 8
 
 
-def test_added_tokens(tmp_path: Path) -> None:
+def test_added_tokens(tmp_path: Path) -> None:  # B79
     tokenizer = load(tmp_path).tokenizer
     for parse_special in (False, True):
         assert pieces(tokenizer, "<|go|>abc", parse_special) == ["<|go|>", "abc"]
@@ -142,7 +110,45 @@ def test_added_tokens(tmp_path: Path) -> None:
     assert tokenizer.piece(BLANK_LINE) == b"\n\n"
 
 
-def test_end_tokens_are_united(tmp_path: Path) -> None:
+def test_same_ids_as_the_reference_around_added_tokens(tmp_path: Path) -> None:  # B79
+    """GGUF has no flags for stripping or single words: an added token is matched as it stands."""
+    given = metadata()
+    tokens, types = given["tokenizer.ggml.tokens"], given["tokenizer.ggml.token_type"]
+    pairs = [(first, second) for first, _, second in (merge.partition(" ") for merge in MERGES)]
+    reference = RustTokenizer(BPE(vocab={text: i for i, text in enumerate(tokens)}, merges=pairs))
+    reference.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    reference.add_tokens(
+        [
+            AddedToken(text, special=kind == CONTROL, normalized=False)
+            for text, kind in zip(tokens, types, strict=True)
+            if kind in (CONTROL, USER_DEFINED)
+        ]
+    )
+    tokenizer = load(tmp_path).tokenizer
+    draw = random.Random(79)
+    atoms = [
+        "<|go|>",
+        "<|go|>user",
+        "\n\n",
+        "\n",
+        " ",
+        "  ",
+        "a",
+        "ab",
+        "abc",
+        "123",
+        "é",
+        "<|",
+        "<|end|>",
+        "|>",
+    ]
+    for _ in range(3000):
+        text = "".join(draw.choices(atoms, k=draw.randint(1, 10)))
+        ours = tokenizer.encode(text, add_special=False, parse_special=True)
+        assert ours == reference.encode(text, add_special_tokens=False).ids, text
+
+
+def test_end_tokens_are_united(tmp_path: Path) -> None:  # B21
     tokens = metadata()["tokenizer.ggml.tokens"]
     types = metadata()["tokenizer.ggml.token_type"]
     more = ["<|im_end|>", "<|eot_id|>", "</s>", "<|endoftext|>", "<turn>"]
@@ -177,7 +183,7 @@ def test_without_types_only_named_tokens_are_control(tmp_path: Path) -> None:
     assert len(tokenizer.encode("<|go|>", add_special=False, parse_special=True)) > 1
 
 
-def test_lone_surrogates_do_no_harm(tmp_path: Path) -> None:
+def test_lone_surrogates_do_no_harm(tmp_path: Path) -> None:  # B29
     tokenizer = load(tmp_path).tokenizer
     assert "".join(pieces(tokenizer, "a\ud800")) == "a\ufffd".encode().decode("latin-1")
     assert "".join(pieces(tokenizer, "\ud83d\ude42")) == "🙂".encode().decode("latin-1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers.models import BPE
 
 from tests.text import gguf_builder as build
 from text import VocabularyError, load_text_model
@@ -112,11 +116,56 @@ def test_the_blank_in_front_is_only_for_text_that_comes_first() -> None:
     assert pieces(tokenizer_of(WORDS), "ab") == ["ab"]
 
 
-def test_text_after_a_control_token() -> None:
+def test_text_after_a_control_token() -> None:  # B78
     tokenizer = tokenizer_of(WORDS)
     assert pieces(tokenizer, "<s> ab", special=True) == ["<s>", " ab"]
     assert pieces(tokenizer, "<s>  abc", special=True) == ["<s>", "  ", "abc"]
     assert pieces(tokenizer, "a<s> b<s><s>c", special=True) == ["a", "<s>", " ", "b", "<s>", "<s>", "c"]
+
+
+def test_same_ids_as_the_reference_around_control_tokens() -> None:  # B78
+    """A differential run: blanks, line ends, accents and control tokens in every order."""
+    words = [word for word in WORDS if word != "aaa"]
+    tokenizer = tokenizer_of(words)
+    given = metadata(words, [])
+    tokens = given["tokenizer.ggml.tokens"]
+    merges = [(word[:cut], word[cut:]) for word in words for cut in range(1, len(word))]
+    known = [pair for pair in merges if pair[0] in words and pair[1] in words]
+    reference = RustTokenizer(
+        BPE(
+            vocab={token: index for index, token in enumerate(tokens)},
+            merges=known,
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    reference.normalizer = normalizers.Replace(" ", "▁")
+    reference.add_tokens([AddedToken(text, special=False, normalized=False) for text in ("\n\n", "  ")])
+    reference.add_special_tokens([AddedToken(text, normalized=False) for text in ("<unk>", "<s>", "</s>")])
+    draw = random.Random(78)
+    atoms = [
+        " ",
+        "  ",
+        "   ",
+        "\n",
+        "\n\n",
+        "1",
+        "23",
+        "é",
+        "龘",
+        "🙂",
+        "a",
+        "ab",
+        "cab",
+        "b ",
+        "<s>",
+        "</s>",
+        "<s",
+    ]
+    for _ in range(20_000):
+        text = "".join(draw.choices(atoms, k=draw.randint(1, 9)))
+        ours = tokenizer.encode(text, add_special=False, parse_special=True)
+        assert ours == reference.encode(text, add_special_tokens=False).ids, text
 
 
 def test_user_defined_tokens_are_matched_whole_in_both_modes() -> None:
@@ -125,7 +174,7 @@ def test_user_defined_tokens_are_matched_whole_in_both_modes() -> None:
         assert pieces(tokenizer, "a\n\nb   c", special=special) == ["a", "\n\n", "b", "  ", " ", "c"]
 
 
-def test_begin_token_by_default() -> None:
+def test_begin_token_by_default() -> None:  # B80
     tokenizer = tokenizer_of(WORDS)
     assert tokenizer.bos_id == 1
     assert tokenizer.add_bos

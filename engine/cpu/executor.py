@@ -1,0 +1,162 @@
+"""The `cpu` executor: a program lowered to the C++ core once, then one call without the GIL per step.
+
+Row results are the same bits whatever the company, chunking, page size, threads and instruction set. Knows
+nothing of kernels' insides.
+"""
+
+import os
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.cpu.lower import Lowering, matrices
+from engine.cpu.shelf import Shelf, most_bytes
+from engine.errors import EngineError
+from engine.executor import (
+    Arena,
+    EngineInfo,
+    Slice,
+    SliceFailure,
+    SliceMeta,
+    StepResult,
+    check_arena,
+    check_slice,
+)
+from engine.fuse import without_unused
+from engine.models import build
+from engine.paging import page_geometry
+from engine.program import Embed
+from engine.weights.source import ModelSource
+from kernels.cpu import load
+
+ROWS_AT_ONCE = 512
+"""Longer steps run in parts of this many rows: it bounds the memory for activations."""
+_REVISION = 1
+"""To be raised whenever any bit of a result changes."""
+
+Numbers = NDArray[np.int32]
+
+
+class CpuExecutor:
+    """Implements `engine.executor.Executor`. Not for use from two threads at a time, except `abort`."""
+
+    def __init__(
+        self,
+        model: ModelSource,
+        *,
+        threads: int,
+        page_tokens: int,
+        kv_dtype: str,
+        logits: bool = True,
+        isa: str | None = None,
+        rows_at_once: int = ROWS_AT_ONCE,
+    ) -> None:
+        program, hyper = build(model, logits=logits)
+        program = without_unused(program)
+        layout = page_geometry(program.caches, page_tokens=page_tokens, dtype=kv_dtype)
+        core = load()
+        chosen = os.environ.get("KVMESH_CPU_ISA", "") if isa is None else isa
+        try:
+            self._engine = core.Engine(threads, chosen)
+        except ValueError as error:
+            raise EngineError(f"the cpu executor cannot start: {error}") from error
+        weights = [op.table if isinstance(op, Embed) else op.weight for op in matrices(program.operations)]
+        self._shelf = Shelf(core, self._engine, model.weights, most_bytes(weights))
+        lowering = Lowering(self._engine, self._shelf, program, layout, hyper.context_length)
+        lowering.run()
+        self.workspace_bytes = self._engine.plan(rows_at_once, hyper.context_length)
+        self._padding = model.padding_ids
+        self._has_logits = program.result is not None
+        self._pages = 0
+        turns = blake2b(digest_size=8)
+        for cosines, sines in lowering.rope_tables:
+            turns.update(cosines.tobytes())
+            turns.update(sines.tobytes())
+        self.info = EngineInfo(
+            name=model.name,
+            architecture=model.architecture,
+            vocab_size=program.vocab_size,
+            context_length=hyper.context_length,
+            hidden_size=program.hidden_size,
+            layers=len(program.caches),
+            layout=layout,
+            kv_dtype=kv_dtype,
+            rope=program.rope,
+            weights_digest=model.weights.digest(),
+            numerics_id=f"cpu/{_REVISION} turns={turns.hexdigest()}",
+            weights_bytes=self._shelf.nbytes,
+        )
+
+    @property
+    def isa(self) -> str:
+        """The instruction set that is used."""
+        return self._engine.isa
+
+    def bind(self, arena: Arena, pages: int, page_bytes: int) -> None:
+        view = check_arena(arena, pages, page_bytes, self.info.layout)
+        memory = np.frombuffer(view, np.uint8)
+        self._engine.bind(memory, pages, page_bytes, self.info.layout.page_tokens, self.info.kv_dtype)
+        self._pages = pages
+
+    def draft(self, meta: SliceMeta) -> list[int]:
+        return []
+
+    def abort(self) -> None:
+        """Makes the step that runs end with an EngineError at its next operation. From any thread."""
+        self._engine.abort()
+
+    def step(self, batch: Sequence[Slice]) -> list[StepResult]:
+        if not self._pages:
+            raise EngineError("step before bind: there is no pool to work in")
+        results: list[StepResult] = [None] * len(batch)
+        good: list[tuple[int, Slice]] = []
+        for index, slice_ in enumerate(batch):
+            problem = check_slice(slice_, self.info, self._pages)
+            if problem is None and slice_.logits and not self._has_logits:
+                problem = "this worker was loaded without the output matrix"
+            if problem is None:
+                good.append((index, slice_))
+            else:
+                results[index] = SliceFailure(problem)
+        if not good:
+            return results
+        logits = self._run([slice_ for _, slice_ in good])
+        row = 0
+        for index, slice_ in good:
+            if slice_.logits:
+                results[index] = logits[row : row + slice_.logits]
+                row += slice_.logits
+        return results
+
+    def _run(self, batch: Sequence[Slice]) -> NDArray[np.float32]:
+        tables = [
+            np.asarray(slice_.pages, np.int32)[
+                : self.info.layout.pages_for(slice_.start + len(slice_.tokens))
+            ]
+            for slice_ in batch
+        ]
+        rows = sum(slice_.logits for slice_ in batch)
+        logits = np.empty((rows, self.info.vocab_size), np.float32)
+        try:
+            self._engine.step(
+                np.concatenate([np.asarray(slice_.tokens, np.int32) for slice_ in batch]),
+                _numbers([slice_.start for slice_ in batch]),
+                _numbers([len(slice_.tokens) for slice_ in batch]),
+                _numbers([slice_.logits for slice_ in batch]),
+                _numbers(np.cumsum([0, *map(len, tables)])),
+                np.concatenate(tables),
+                logits,
+            )
+        except ValueError as error:
+            raise EngineError(f"the step failed: {error}") from error
+        first, end = self._padding
+        if end > first:
+            # Finite, so that it counts as a number, and far below any other logit.
+            logits[:, first:end] = -1e30
+        return logits
+
+
+def _numbers(values: Sequence[int] | NDArray[np.int64]) -> Numbers:
+    return np.asarray(values, np.int32)

@@ -1,0 +1,145 @@
+"""Weights in the core's packed forms: read once, stacked, packed into one stretch of memory, shared by name.
+
+Knows nothing of operations.
+"""
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import WeightError
+from engine.program import Weight
+from engine.weights.codes import GROUP, Codes
+from engine.weights.source import Floats, WeightSource
+from kernels.cpu import Core, CoreEngine
+
+_ALIGNMENT = 64
+_PANEL = 16
+_HALF_PANEL = 8
+
+T = TypeVar("T", bound=np.generic)
+
+
+@runtime_checkable
+class CodeSource(Protocol):
+    """A source that can give stored codes as they are."""
+
+    def codes(self, name: str) -> Codes | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shelved:
+    """A weight in the core: its index, and whether products with it want quantised rows."""
+
+    index: int
+    quantised: bool
+
+
+class Shelf:
+    """Loads and packs weights for one engine."""
+
+    def __init__(self, core: Core, engine: CoreEngine, weights: WeightSource, capacity_bytes: int) -> None:
+        self._core = core
+        self._engine = engine
+        self._weights = weights
+        # Only what is written to is ever backed by memory.
+        self._memory = mmap.mmap(-1, max(capacity_bytes, mmap.PAGESIZE))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes = np.frombuffer(self._memory, np.uint8)
+        self._used = 0
+        self._known: dict[tuple[tuple[str, ...], bool], Shelved] = {}
+        self._forms: dict[str, Codes | Floats] = {}
+        self._vectors: dict[tuple[str, ...], int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return self._used
+
+    def form(self, weight: Weight) -> tuple[str, bool]:
+        """What can be stacked: weights of equal form."""
+        found = self._read(weight.names[0])
+        return (found.form, found.minima is not None) if isinstance(found, Codes) else ("f32", False)
+
+    def weight(self, parts: Sequence[Weight], *, paired: bool = False) -> Shelved:
+        """Matrices of equal form stacked along their outputs; `paired` puts the outputs of two side by side
+        in turns of eight. Raises WeightError where a number is not finite."""
+        names = tuple(name for part in parts for name in part.names)
+        key = (names, paired)
+        if key not in self._known:
+            self._known[key] = self._pack(names, paired)
+        return self._known[key]
+
+    def vector(self, names: Sequence[str]) -> int:
+        key = tuple(names)
+        if key not in self._vectors:
+            values = np.concatenate([self._weights.load(name) for name in names])
+            self._vectors[key] = self._engine.vector(np.ascontiguousarray(values))
+        return self._vectors[key]
+
+    def floats(self, name: str) -> Floats:
+        return self._weights.load(name)
+
+    def _read(self, name: str) -> Codes | Floats:
+        if name not in self._forms:
+            stored = self._weights.codes(name) if isinstance(self._weights, CodeSource) else None
+            if stored is not None and stored.codes.shape[1] % GROUP == 0:
+                if not stored.finite:
+                    raise WeightError(f"tensor {name!r} holds scales that are not finite")
+                self._forms[name] = stored
+            else:
+                self._forms[name] = self._weights.load(name)
+        return self._forms[name]
+
+    def _pack(self, names: tuple[str, ...], paired: bool) -> Shelved:
+        read = [self._read(name) for name in names]
+        for name in names:
+            del self._forms[name]
+        first = read[0]
+        if isinstance(first, Codes):
+            coded = [part for part in read if isinstance(part, Codes)]
+            return self._pack_codes(
+                first.form,
+                _stack([part.codes for part in coded], paired),
+                _stack([part.scales for part in coded], paired),
+                None
+                if first.minima is None
+                else _stack([part.minima for part in coded if part.minima is not None], paired),
+            )
+        values = _stack([part for part in read if not isinstance(part, Codes)], paired)
+        rows, columns = values.shape
+        out = self._take(self._core.packed_bytes("f32", rows, columns, False, False))
+        self._core.pack_floats(values, out)
+        return Shelved(self._engine.weight("f32", rows, columns, False, False, out), False)
+
+    def _pack_codes(
+        self, form: str, codes: NDArray[np.uint8], scales: Floats, minima: Floats | None
+    ) -> Shelved:
+        rows, columns = codes.shape
+        half = self._core.fits_half(scales) and (minima is None or self._core.fits_half(minima))
+        out = self._take(self._core.packed_bytes(form, rows, columns, half, minima is not None))
+        self._core.pack_codes(form, half, codes, scales, minima, out)
+        return Shelved(self._engine.weight(form, rows, columns, half, minima is not None, out), True)
+
+    def _take(self, nbytes: int) -> NDArray[np.uint8]:
+        start = self._used
+        if start + nbytes > len(self._bytes):
+            raise WeightError("the packed weights are larger than was planned")
+        self._used = -(-(start + nbytes) // _ALIGNMENT) * _ALIGNMENT
+        return self._bytes[start : start + nbytes]
+
+
+def most_bytes(weights: Sequence[Weight]) -> int:
+    """An upper bound of the memory that the packed weights take: as floats, in whole panels."""
+    return sum(4 * (-(-w.rows // _PANEL) * _PANEL) * w.columns + _ALIGNMENT for w in weights)
+
+
+def _stack(parts: Sequence[NDArray[T]], paired: bool) -> NDArray[T]:
+    if not paired:
+        return np.ascontiguousarray(np.concatenate(parts) if len(parts) > 1 else parts[0])
+    turns = [part.reshape(-1, _HALF_PANEL, part.shape[1]) for part in parts]
+    return np.ascontiguousarray(np.stack(turns, axis=1).reshape(-1, parts[0].shape[1]))

@@ -1,0 +1,250 @@
+// Attention of one tile of rows over pages, for one key head and some spans of the context.
+//
+// The context is cut at multiples of 64 tokens (chunks) and 512 (spans), never by page size, batch or thread.
+// A chunk is staged as floats, keys turned so that tokens lie side by side; scores and values are sums in the
+// order of dimensions and of tokens. Chunks merge in order into their span, spans in order into the row: who
+// computes a span, and beside which other rows, changes no bit.
+// Included inside a namespace of its own by each isa_*.cpp, after elementwise.h.
+
+// c[rows][8 * vectors] (+)= a[rows][depth] · b[depth][..], each sum in the order of depth.
+template <int kRows, int kVectors>
+inline void multiply_tile(const float* a, std::ptrdiff_t a_stride, const float* b, std::ptrdiff_t b_stride, float* c,
+                          std::ptrdiff_t c_stride, int depth, bool onto) {
+  F8 sums[kRows][kVectors];
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = onto ? load(c + r * c_stride + 8 * v) : all(0.0f);
+  }
+  for (int k = 0; k < depth; ++k, b += b_stride) {
+    F8 from[kRows];
+    for (int r = 0; r < kRows; ++r) from[r] = all(a[r * a_stride + k]);
+    for (int v = 0; v < kVectors; ++v) {
+      const F8 other = load(b + 8 * v);
+      for (int r = 0; r < kRows; ++r) sums[r][v] = fma8(from[r], other, sums[r][v]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) store8(c + r * c_stride + 8 * v, sums[r][v]);
+  }
+}
+
+template <int kRows, int kVectors>
+inline void multiply_rows(const float* a, std::ptrdiff_t a_stride, const float* b, std::ptrdiff_t b_stride, float* c,
+                          std::ptrdiff_t c_stride, int depth, int width, bool onto) {
+  int column = 0;
+  for (; column + 8 * kVectors <= width; column += 8 * kVectors) {
+    multiply_tile<kRows, kVectors>(a, a_stride, b + column, b_stride, c + column, c_stride, depth, onto);
+  }
+  for (; column < width; column += 8) {
+    multiply_tile<kRows, 1>(a, a_stride, b + column, b_stride, c + column, c_stride, depth, onto);
+  }
+}
+
+// `width` is a multiple of 8. How rows and columns are cut changes no bit.
+inline void multiply(const float* a, std::ptrdiff_t a_stride, int rows, const float* b, std::ptrdiff_t b_stride,
+                     float* c, std::ptrdiff_t c_stride, int depth, int width, bool onto) {
+  for (; rows >= 4; rows -= 4, a += 4 * a_stride, c += 4 * c_stride) {
+    multiply_rows<4, 2>(a, a_stride, b, b_stride, c, c_stride, depth, width, onto);
+  }
+  if (rows == 3) multiply_rows<3, 4>(a, a_stride, b, b_stride, c, c_stride, depth, width, onto);
+  if (rows == 2) multiply_rows<2, 4>(a, a_stride, b, b_stride, c, c_stride, depth, width, onto);
+  if (rows == 1) multiply_rows<1, 8>(a, a_stride, b, b_stride, c, c_stride, depth, width, onto);
+}
+
+// Where the keys and values of a chunk's first `count` tokens lie.
+struct ChunkLines {
+  const std::uint8_t* keys[kChunk];
+  const std::uint8_t* values[kChunk];
+};
+
+inline void find_lines(const Attention& attention, const Range& range, int head, int first, int count, ChunkLines& lines) {
+  const Plane& k = attention.k;
+  const Plane& v = attention.v;
+  const std::size_t k_bytes = static_cast<std::size_t>(k.dim) * k.item_bytes();
+  const std::size_t v_bytes = static_cast<std::size_t>(v.dim) * v.item_bytes();
+  for (int token = 0; token < count;) {
+    const int page = range.pages[(first + token) / k.page_tokens];
+    const std::uint8_t* key = k.at(page, head, 0);
+    const std::uint8_t* value = v.at(page, head, 0);
+    const int end = count - token < k.page_tokens ? count : token + k.page_tokens;
+    for (; token < end; ++token, key += k_bytes, value += v_bytes) {
+      lines.keys[token] = key;
+      lines.values[token] = value;
+    }
+  }
+}
+
+// Asks for the lines before they are needed: runs within a page are too short for the processor to foresee.
+inline void fetch_lines(const ChunkLines& lines, int first, int count, std::size_t bytes) {
+  for (int token = first; token < count; ++token) {
+    for (std::size_t at = 0; at < bytes; at += 64) {
+      __builtin_prefetch(lines.keys[token] + at);
+      __builtin_prefetch(lines.values[token] + at);
+    }
+  }
+}
+
+template <Dtype kDtype>
+inline F8 load_as(const std::uint8_t* line, int at, int dim) {
+  return load_stored(line + static_cast<std::size_t>(at) * (kDtype == Dtype::f32 ? 4 : 2), kDtype,
+                     dim - at < 8 ? dim - at : 8);
+}
+
+// The chunk as floats: keys turned to [dim][64], values as [64][dim]; tokens from `count` on are 0.
+template <Dtype kDtype>
+inline void stage_as(const ChunkLines& lines, int dim, int count, const ChunkLines& next, int next_count, float* keys,
+                     float* values) {
+  const int padded = padded8(dim);
+  for (int token = 0; token < kChunk; token += 8) {
+    fetch_lines(next, token, token + 8 < next_count ? token + 8 : next_count,
+                static_cast<std::size_t>(dim) * (kDtype == Dtype::f32 ? 4 : 2));
+    const int known = count - token < 0 ? 0 : count - token < 8 ? count - token : 8;
+    for (int t = 0; t < known; ++t) {
+      const std::uint8_t* line = lines.values[token + t];
+      for (int d = 0; d < padded; d += 8) store8(values + (token + t) * padded + d, load_as<kDtype>(line, d, dim));
+    }
+    for (int d = 0; d < padded; d += 8) {
+      F8 eight[8];
+      for (int t = 0; t < 8; ++t) {
+        eight[t] = t < known ? load_as<kDtype>(lines.keys[token + t], d, dim) : all(0.0f);
+      }
+      turn8(eight, keys + d * kChunk + token, kChunk);
+    }
+  }
+}
+
+inline void stage(Dtype dtype, const ChunkLines& lines, int dim, int count, const ChunkLines& next, int next_count,
+                  float* keys, float* values) {
+  switch (dtype) {
+    case Dtype::f32:
+      return stage_as<Dtype::f32>(lines, dim, count, next, next_count, keys, values);
+    case Dtype::f16:
+      return stage_as<Dtype::f16>(lines, dim, count, next, next_count, keys, values);
+    case Dtype::bf16:
+      return stage_as<Dtype::bf16>(lines, dim, count, next, next_count, keys, values);
+  }
+}
+
+// Scores of one line become weights; tokens outside [low, high) get none.
+inline void soften(float* scores, int low, int high, float* o, State& state, int padded) {
+  if (low > 0 || high < kChunk) {
+    for (int i = 0; i < kChunk; ++i) {
+      if (i < low || i >= high) scores[i] = -__builtin_inff();
+    }
+  }
+  F8 most = load(scores);
+  for (int i = 8; i < kChunk; i += 8) most = max8(load(scores + i), most);
+  const float chunk_peak = max_of(most);
+  const float peak = chunk_peak > state.peak ? chunk_peak : state.peak;
+  F8 sums = all(0.0f);
+  for (int i = 0; i < kChunk; i += 8) {
+    const F8 weights = exp8(sub8(load(scores + i), all(peak)));
+    store8(scores + i, weights);
+    sums = add8(sums, weights);
+  }
+  const float shrink = exp1(state.peak - peak);
+  state.total = __builtin_fmaf(state.total, shrink, sum_of(sums));
+  state.peak = peak;
+  if (shrink != 1.0f) {
+    for (int d = 0; d < padded; d += 8) store8(o + d, mul8(load(o + d), all(shrink)));
+  }
+}
+
+inline void begin(float* o, State* states, int lines, int padded) {
+  for (int i = 0; i < lines * padded; ++i) o[i] = 0.0f;
+  for (int i = 0; i < lines; ++i) states[i] = {-__builtin_inff(), 0.0f};
+}
+
+inline void merge(float* o, State* state, const float* other, const State* other_state, int padded) {
+  const float peak = other_state->peak > state->peak ? other_state->peak : state->peak;
+  const float mine = exp1(state->peak - peak), theirs = exp1(other_state->peak - peak);
+  state->total = __builtin_fmaf(state->total, mine, other_state->total * theirs);
+  state->peak = peak;
+  for (int d = 0; d < padded; d += 8) {
+    // + 0 makes every zero a positive one, so that merging into nothing and then on is merging once.
+    store8(o + d, fma8(load(o + d), all(mine), mul8(add8(load(other + d), all(0.0f)), all(theirs))));
+  }
+}
+
+inline void finish(const float* o, const State* state, int dim, float* out) {
+  for (int d = 0; d < dim; ++d) out[d] = o[d] / state->total;
+}
+
+inline void attend(const Attention& attention, const Range& range, int head, int first, int last, int span,
+                   int span_end, float* o, State* states, std::uint8_t* scratch) {
+  const int dim = attention.k.dim, padded = padded8(dim), shared = attention.shared;
+  const int rows = last - first, lines = rows * shared;
+  const int tile_lines = tile_rows(shared) * shared;
+  float* keys = reinterpret_cast<float*>(scratch);
+  float* values = keys + kChunk * padded;
+  float* queries = values + kChunk * padded;
+  float* span_o = queries + tile_lines * padded;
+  float* scores = span_o + tile_lines * padded;
+  State* span_states = reinterpret_cast<State*>(scores + tile_lines * kChunk);
+
+  for (int r = 0; r < rows; ++r) {
+    const float* q = attention.q.row(range.row + first + r) + head * shared * dim;
+    for (int s = 0; s < shared; ++s) {
+      float* line = queries + (r * shared + s) * padded;
+      for (int d = 0; d < padded; ++d) line[d] = d < dim ? q[s * dim + d] * attention.scale : 0.0f;
+    }
+  }
+  const int begin_position = range.start + first, end_position = range.start + last;
+  const int sequence_end = range.start + range.count;
+  const int least = attention.window > 0 && begin_position >= attention.window ? begin_position - attention.window + 1 : 0;
+
+  ChunkLines lines_of[2];
+  int found = -1;  // the chunk whose lines were looked up ahead
+
+  for (; span < span_end; ++span) {
+    bool any = false;
+    begin(span_o, span_states, lines, padded);
+    for (int chunk = span * kSpanChunks; chunk < (span + 1) * kSpanChunks; ++chunk) {
+      const int token = chunk * kChunk;
+      if (token >= end_position) break;
+      if (token + kChunk <= least) continue;
+      any = true;
+      const int known = sequence_end - token < kChunk ? sequence_end - token : kChunk;
+      ChunkLines* const here = &lines_of[chunk % 2];
+      if (found != chunk) find_lines(attention, range, head, token, known, *here);
+      int more = 0;
+      if (token + kChunk < end_position) {
+        more = sequence_end - token - kChunk < kChunk ? sequence_end - token - kChunk : kChunk;
+        found = chunk + 1;
+        find_lines(attention, range, head, token + kChunk, more, lines_of[found % 2]);
+      }
+      stage(attention.k.dtype, *here, dim, known, lines_of[(chunk + 1) % 2], more, keys, values);
+      // Rows [whole, whole_end) see all of the chunk; the others, at the edges, go one by one.
+      int whole = token + kChunk - 1 - begin_position;
+      whole = whole < 0 ? 0 : whole > rows ? rows : whole;
+      int whole_end = rows;
+      if (attention.window > 0) {
+        whole_end = token + attention.window - begin_position;
+        whole_end = whole_end < whole ? whole : whole_end > rows ? rows : whole_end;
+      }
+      for (int r = 0; r < rows;) {
+        const bool full = r >= whole && r < whole_end;
+        const int next = full ? whole_end : r + 1;
+        const int position = begin_position + r;
+        const int low_token = attention.window > 0 ? position - attention.window + 1 - token : 0;
+        const int low = full || low_token < 0 ? 0 : low_token;
+        const int high = full || position + 1 - token > kChunk ? kChunk : position + 1 - token;
+        const int line = r * shared, count = (next - r) * shared;
+        r = next;
+        if (low >= high) continue;
+        multiply(queries + line * padded, padded, count, keys, kChunk, scores + line * kChunk, kChunk, dim, kChunk,
+                 false);
+        for (int i = line; i < line + count; ++i) {
+          soften(scores + i * kChunk, low, high, span_o + i * padded, span_states[i], padded);
+        }
+        multiply(scores + line * kChunk + low, kChunk, count, values + low * padded, padded, span_o + line * padded,
+                 padded, high - low, padded, true);
+      }
+    }
+    if (!any) continue;
+    for (int i = 0; i < lines; ++i) {
+      // A row that sees nothing of this span has no result to merge.
+      if (span_states[i].total == 0.0f && span_states[i].peak == -__builtin_inff()) continue;
+      merge(o + i * padded, states + i, span_o + i * padded, span_states + i, padded);
+    }
+  }
+}

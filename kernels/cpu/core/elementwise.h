@@ -1,0 +1,242 @@
+// What works on one row: norm, quantisation, rope, gate, addition, storing; and exp. Written over eight lanes
+// with every rounding spelt out, so that all instruction sets give the same bits.
+// Included inside a namespace of its own by each isa_*.cpp, after its lanes.
+
+// The first `count` of eight floats at p, zeros after them.
+inline F8 load_some(const float* p, int count) {
+  float part[8] = {};
+  for (int i = 0; i < count; ++i) part[i] = p[i];
+  return load(part);
+}
+inline void store_some(float* p, F8 a, int count) {
+  float part[8];
+  store8(part, a);
+  for (int i = 0; i < count; ++i) p[i] = part[i];
+}
+
+// Halves, quarters, eighths: one order of addition everywhere.
+inline float sum_of(F8 a) {
+  float p[8];
+  store8(p, a);
+  return ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]));
+}
+inline float max_of(F8 a) {
+  float p[8];
+  store8(p, a);
+  float most = p[0];
+  for (int i = 1; i < 8; ++i) most = p[i] > most ? p[i] : most;
+  return most;
+}
+
+// e^x to about 1 ulp; 0 below -87.3, infinity above 88.3. Cody-Waite reduction, polynomial of degree 6.
+inline F8 exp8(F8 x) {
+  const F8 least = all(-87.3f), most = all(88.3f);
+  F8 a = where_less(x, least, least, x);
+  a = where_less(most, a, most, a);
+  const F8 n = round8(mul8(a, all(1.44269504f)));
+  F8 f = fma8(n, all(-0.693359375f), a);
+  f = fma8(n, all(2.12194440e-4f), f);
+  F8 p = fma8(all(1.3888889e-3f), f, all(8.3333333e-3f));
+  p = fma8(p, f, all(4.16666667e-2f));
+  p = fma8(p, f, all(1.66666667e-1f));
+  p = fma8(p, f, all(0.5f));
+  p = fma8(p, f, all(1.0f));
+  p = fma8(p, f, all(1.0f));
+  const F8 result = where_less(x, least, all(0.0f), mul8(p, power_of_two(n)));
+  return where_less(most, x, all(__builtin_inff()), result);
+}
+inline float exp1(float x) {
+  float p[8];
+  store8(p, exp8(all(x)));
+  return p[0];
+}
+
+inline void exponentials(const float* x, int count, float* out) {
+  for (int i = 0; i < count; i += 8) {
+    const int some = count - i < 8 ? count - i : 8;
+    store_some(out + i, exp8(load_some(x + i, some)), some);
+  }
+}
+
+inline void norm(const float* x, const float* weight, float epsilon, int width, float* out) {
+  const int whole = width / 8 * 8;
+  F8 squares = all(0.0f);
+  for (int i = 0; i < whole; i += 8) squares = fma8(load(x + i), load(x + i), squares);
+  if (whole < width) {
+    const F8 rest = load_some(x + whole, width - whole);
+    squares = fma8(rest, rest, squares);
+  }
+  const float mean = sum_of(squares) / static_cast<float>(width);
+  const F8 root = all(__builtin_sqrtf(mean + epsilon));
+  for (int i = 0; i < whole; i += 8) store8(out + i, mul8(div8(load(x + i), root), load(weight + i)));
+  if (whole < width) {
+    const int count = width - whole;
+    const F8 scaled = div8(load_some(x + whole, count), root);
+    store_some(out + whole, mul8(scaled, load_some(weight + whole, count)), count);
+  }
+}
+
+// Symmetric 8-bit codes of 16 numbers; returns the sum of their values. Where a number is not finite the scale
+// is none either, so that it shows in the result of its row, and only there.
+inline float quantise_fine(const float* x, std::int8_t* codes, float* scale_out) {
+  F8 most = all(0.0f), not_finite = all(0.0f);
+  for (int i = 0; i < kFine; i += 8) {
+    const F8 part = load(x + i);
+    most = max8(most, abs8(part));
+    not_finite = fma8(part, all(0.0f), not_finite);
+  }
+  const float largest = max_of(most);
+  const bool tiny = !(largest >= 1e-35f);
+  const float inverse = tiny ? 0.0f : 127.0f / largest;
+  const float scale = (tiny ? 0.0f : largest / 127.0f) + sum_of(not_finite);
+  std::int32_t sum = 0;
+  for (int i = 0; i < kFine; i += 8) sum += to_codes(mul8(load(x + i), all(inverse)), codes + i);
+  *scale_out = scale;
+  return scale * static_cast<float>(sum);
+}
+
+inline void quantise(const float* x, int columns, std::int8_t* codes, float* scales, float* sums) {
+  for (int g = 0; g < columns / kGroup; ++g, x += kGroup, codes += kGroup, scales += 2) {
+    const float first = quantise_fine(x, codes, scales);
+    sums[g] = first + quantise_fine(x + kFine, codes + kFine, scales + 1);
+  }
+}
+
+// Turns the pairs of each head in place; cosines and sines are of the row's position, dim / 2 each.
+inline void rope(float* x, int heads, int dim, const float* cosines, const float* sines, bool interleaved) {
+  const int pairs = dim / 2;
+  for (int head = 0; head < heads; ++head, x += dim) {
+    if (interleaved) {
+      for (int i = 0; i < pairs; ++i) {
+        const float a = x[2 * i], b = x[2 * i + 1];
+        x[2 * i] = __builtin_fmaf(a, cosines[i], -(b * sines[i]));
+        x[2 * i + 1] = __builtin_fmaf(a, sines[i], b * cosines[i]);
+      }
+    } else {
+      for (int i = 0; i < pairs; ++i) {
+        const float a = x[i], b = x[i + pairs];
+        x[i] = __builtin_fmaf(a, cosines[i], -(b * sines[i]));
+        x[i + pairs] = __builtin_fmaf(a, sines[i], b * cosines[i]);
+      }
+    }
+  }
+}
+
+inline F8 silu_gate8(F8 gate, F8 up) {
+  return mul8(div8(gate, add8(exp8(neg8(gate)), all(1.0f))), up);
+}
+
+inline void silu_gate(const float* gate, const float* up, int width, float* out) {
+  const int whole = width / 8 * 8;
+  for (int i = 0; i < whole; i += 8) store8(out + i, silu_gate8(load(gate + i), load(up + i)));
+  if (whole < width) {
+    const int count = width - whole;
+    store_some(out + whole, silu_gate8(load_some(gate + whole, count), load_some(up + whole, count)), count);
+  }
+}
+
+inline void add(const float* x, const float* y, int width, float* out) {
+  for (int i = 0; i < width; ++i) out[i] = x[i] + y[i];
+}
+
+inline std::uint16_t float_to_bf16(float x) {
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);
+  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+inline void store(const float* x, int count, Dtype dtype, void* out) {
+  auto* bytes = static_cast<std::uint8_t*>(out);
+  switch (dtype) {
+    case Dtype::f32:
+      __builtin_memcpy(bytes, x, static_cast<std::size_t>(count) * sizeof(float));
+      return;
+    case Dtype::f16: {
+      const int whole = count / 8 * 8;
+      for (int i = 0; i < whole; i += 8) store_half(bytes + 2 * i, load(x + i));
+      for (int i = whole; i < count; ++i) {
+        const std::uint16_t h = float_to_half(x[i]);
+        __builtin_memcpy(bytes + 2 * i, &h, 2);
+      }
+      return;
+    }
+    case Dtype::bf16:
+      for (int i = 0; i < count; ++i) {
+        const std::uint16_t h = float_to_bf16(x[i]);
+        __builtin_memcpy(bytes + 2 * i, &h, 2);
+      }
+      return;
+  }
+}
+
+// Eight stored numbers as floats; `count` of them exist, the others become 0.
+inline F8 load_stored(const std::uint8_t* p, Dtype dtype, int count) {
+  std::uint8_t part[32] = {};
+  if (count < 8) {
+    __builtin_memcpy(part, p, static_cast<std::size_t>(count) * (dtype == Dtype::f32 ? 4 : 2));
+    p = part;
+  }
+  switch (dtype) {
+    case Dtype::f32: {
+      float lanes[8];
+      __builtin_memcpy(lanes, p, sizeof lanes);
+      return load(lanes);
+    }
+    case Dtype::f16:
+      return load_half(p);
+    case Dtype::bf16:
+      break;
+  }
+  float lanes[8];
+  for (int i = 0; i < 8; ++i) {
+    std::uint16_t h;
+    __builtin_memcpy(&h, p + 2 * i, 2);
+    const std::uint32_t bits = static_cast<std::uint32_t>(h) << 16;
+    __builtin_memcpy(&lanes[i], &bits, 4);
+  }
+  return load(lanes);
+}
+
+// `count` (at most 16) scales or minima of a group, beginning with output `first`.
+inline F8 load_scales(const std::uint8_t* p, bool half, int first) {
+  if (half) return load_half(p + 2 * first);
+  float lanes[8];
+  __builtin_memcpy(lanes, p + 4 * first, sizeof lanes);
+  return load(lanes);
+}
+
+inline void expand(const Weight& weight, int row, float scale, float* out) {
+  const int lane = row % kPanel;
+  const std::uint8_t* panel = weight.data + weight.panel_bytes() * static_cast<std::size_t>(row / kPanel);
+  if (weight.form == Form::f32) {
+    for (int i = 0; i < weight.columns; ++i) {
+      float x;
+      __builtin_memcpy(&x, panel + (static_cast<std::size_t>(i) * kPanel + static_cast<std::size_t>(lane)) * 4, 4);
+      out[i] = x * scale;
+    }
+    return;
+  }
+  for (int g = 0; g < weight.groups(); ++g, panel += weight.group_bytes(), out += kGroup) {
+    float lanes[8];
+    store8(lanes, load_scales(panel, weight.half_scales, lane / 8 * 8));
+    const float step = lanes[lane % 8];
+    float least = 0.0f;
+    if (weight.minima) {
+      store8(lanes, load_scales(panel + weight.header_bytes() / 2, weight.half_scales, lane / 8 * 8));
+      least = lanes[lane % 8];
+    }
+    const std::uint8_t* codes = panel + weight.header_bytes() + 4 * lane;
+    for (int i = 0; i < kGroup; ++i) {
+      float code;
+      if (weight.form == Form::u4) {
+        const std::uint8_t both = codes[i % 16 / 4 * 64 + i % 4];
+        code = static_cast<float>(i < 16 ? both & 15 : both >> 4);
+      } else {
+        code = static_cast<float>(static_cast<std::int8_t>(codes[i / 4 * 64 + i % 4]));
+      }
+      const float value = code * step;
+      out[i] = (weight.minima ? value + least : value) * scale;
+    }
+  }
+}

@@ -1,0 +1,162 @@
+// What the core computes on: packed weights, quantised activations, pages. Plain data; owns nothing.
+//
+// Packed weights stand in panels of 16 outputs. A panel is a run of groups of 32 inputs; a group holds, for
+// its 16 outputs, scales, minima (if any) and codes, so that a product reads one stream:
+//
+//     [16 scales][16 minima][codes]        scales and minima f32, or f16 where that loses nothing
+//     u4: 4 blocks of 64 bytes; block t holds inputs 4t..4t+3 in the low and 16+4t.. in the high nibbles
+//     i8: 8 blocks of 64 bytes; block t holds inputs 4t..4t+3
+//         within a block 16 outputs x 4 inputs
+//     f32: no groups; for each input 16 numbers
+//
+// value = scale * code + minimum.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kv {
+
+constexpr int kGroup = 32;       // inputs of a weight that share a scale
+constexpr int kFine = 16;        // activations that share a scale: halves the distance from float that 32 have
+constexpr int kPanel = 16;       // outputs that are computed together
+constexpr int kChunk = 64;       // tokens at whose multiples attention splits the context
+constexpr int kSpanChunks = 8;   // chunks in a span, the piece of context that one work item takes
+constexpr int kTileRows = 4;     // activation rows that a product holds in registers
+
+enum class Form : int { u4 = 0, i8 = 1, f32 = 2 };
+enum class Dtype : int { f32 = 0, f16 = 1, bf16 = 2 };
+enum class Epilogue : int { store = 0, add = 1, silu_gate = 2 };
+
+struct Weight {
+  Form form;
+  bool half_scales;
+  bool minima;
+  int rows;     // outputs
+  int columns;  // inputs
+  const std::uint8_t* data;
+
+  int panels() const { return (rows + kPanel - 1) / kPanel; }
+  int groups() const { return columns / kGroup; }
+  std::size_t header_bytes() const {
+    return static_cast<std::size_t>(kPanel) * (half_scales ? 2 : 4) * (minima ? 2 : 1);
+  }
+  std::size_t group_bytes() const { return header_bytes() + (form == Form::u4 ? 256 : 512); }
+  std::size_t panel_bytes() const {
+    if (form == Form::f32) return static_cast<std::size_t>(columns) * kPanel * sizeof(float);
+    return group_bytes() * static_cast<std::size_t>(groups());
+  }
+  std::size_t bytes() const { return panel_bytes() * static_cast<std::size_t>(panels()); }
+};
+
+// Rows of 8-bit codes with a scale per 16; sums are those of the values, per 32.
+struct Quantised {
+  std::int8_t* codes;  // [rows][columns]
+  float* scales;       // [rows][columns / 16]
+  float* sums;         // [rows][columns / 32]
+  int columns;
+};
+
+// Rows of floats that lie `stride` numbers apart.
+struct Lines {
+  float* data;
+  std::ptrdiff_t stride;
+
+  float* row(std::ptrdiff_t index) const { return data + index * stride; }
+};
+
+struct Product {
+  Weight weight;
+  Quantised quantised;  // for u4 and i8
+  Lines x;              // for f32
+  Lines out;
+  int out_width;
+  Epilogue epilogue;
+  const float* bias;  // or null; one for each output of the weight
+};
+
+// The page pool as one layer's keys or values see it.
+struct Plane {
+  std::uint8_t* base;  // arena + offset of the plane in a page
+  std::size_t page_bytes;
+  int page_tokens;
+  int heads;
+  int dim;
+  Dtype dtype;
+
+  std::size_t item_bytes() const { return dtype == Dtype::f32 ? 4 : 2; }
+  std::uint8_t* at(int page, int head, int slot) const {
+    const std::size_t line = static_cast<std::size_t>(head) * static_cast<std::size_t>(page_tokens) +
+                             static_cast<std::size_t>(slot);
+    return base + static_cast<std::size_t>(page) * page_bytes + line * static_cast<std::size_t>(dim) * item_bytes();
+  }
+};
+
+// The new rows of one sequence: step rows [row, row + count) at positions from `start`.
+struct Range {
+  int row;
+  int start;
+  int count;
+  const std::int32_t* pages;
+};
+
+struct Attention {
+  Plane k;
+  Plane v;
+  Lines q;
+  Lines out;
+  int shared;  // query heads that read one key head
+  float scale;
+  int window;  // 0: everything before
+};
+
+// One row's (and head's) softmax state: values are o / total, and peak is the largest score seen.
+struct State {
+  float peak;
+  float total;
+};
+
+constexpr int padded8(int n) { return (n + 7) / 8 * 8; }
+// Query lines (rows x shared heads) that attention takes at a time.
+constexpr int tile_rows(int shared) { return shared >= 48 ? 1 : 48 / shared; }
+
+// Functions of one instruction set. All sets give the same bits.
+struct Kernels {
+  const char* name;
+  void (*exponentials)(const float* x, int count, float* out);
+  // out[i] = x[i] / sqrt(mean(x²) + epsilon) * weight[i]
+  void (*norm)(const float* x, const float* weight, float epsilon, int width, float* out);
+  void (*quantise)(const float* x, int columns, std::int8_t* codes, float* scales, float* sums);
+  void (*rope)(float* x, int heads, int dim, const float* cosines, const float* sines, bool interleaved);
+  void (*silu_gate)(const float* gate, const float* up, int width, float* out);
+  void (*add)(const float* x, const float* y, int width, float* out);
+  void (*store)(const float* x, int count, Dtype dtype, void* out);
+  // One row of the weight as floats, times `scale`.
+  void (*expand)(const Weight& weight, int row, float scale, float* out);
+  // Rows [first, last) x panels [panel, panel_end).
+  void (*product)(const Product& product, int first, int last, int panel, int panel_end);
+  // Rows [first, last) of the range, one key head, spans [span, span_end); merged into o and states, each
+  // [rows][shared], which begin as `begin` leaves them. Scratch: attend_scratch_bytes(shared, dim).
+  void (*attend)(const Attention& attention, const Range& range, int head, int first, int last, int span,
+                 int span_end, float* o, State* states, std::uint8_t* scratch);
+  void (*begin)(float* o, State* states, int lines, int padded_dim);
+  // Merges a later span's result into an earlier one's.
+  void (*merge)(float* o, State* state, const float* other, const State* other_state, int padded_dim);
+  // out[i] = o[i] / total
+  void (*finish)(const float* o, const State* state, int dim, float* out);
+};
+
+constexpr std::size_t aligned64(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Keys (turned), values, queries, scores of one tile, and one span's values and states.
+constexpr std::size_t attend_scratch_bytes(int shared, int dim) {
+  const auto padded = static_cast<std::size_t>(padded8(dim));
+  const auto lines = static_cast<std::size_t>(tile_rows(shared) * shared);
+  const std::size_t floats = 2 * kChunk * padded + 2 * lines * padded + lines * kChunk;
+  return aligned64(floats * sizeof(float)) + aligned64(lines * sizeof(State));
+}
+
+const Kernels& portable_kernels();
+const Kernels* avx2_kernels();  // null where not compiled in; whether the CPU has it is not asked here
+
+}  // namespace kv

@@ -1,0 +1,66 @@
+// Eight floats at a time with AVX2, FMA and F16C; the same functions as lanes_portable.h.
+
+struct F8 {
+  __m256 v;
+};
+
+inline F8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
+inline void store8(float* p, F8 a) { _mm256_storeu_ps(p, a.v); }
+inline F8 all(float x) { return {_mm256_set1_ps(x)}; }
+inline F8 add8(F8 a, F8 b) { return {_mm256_add_ps(a.v, b.v)}; }
+inline F8 sub8(F8 a, F8 b) { return {_mm256_sub_ps(a.v, b.v)}; }
+inline F8 mul8(F8 a, F8 b) { return {_mm256_mul_ps(a.v, b.v)}; }
+inline F8 div8(F8 a, F8 b) { return {_mm256_div_ps(a.v, b.v)}; }
+inline F8 fma8(F8 a, F8 b, F8 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+inline F8 max8(F8 a, F8 b) { return {_mm256_max_ps(a.v, b.v)}; }
+inline F8 abs8(F8 a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
+inline F8 neg8(F8 a) { return {_mm256_xor_ps(_mm256_set1_ps(-0.0f), a.v)}; }
+inline F8 where_less(F8 a, F8 b, F8 yes, F8 no) {
+  return {_mm256_blendv_ps(no.v, yes.v, _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ))};
+}
+inline F8 round8(F8 a) {
+  const __m256 magic = _mm256_set1_ps(12582912.0f);
+  return {_mm256_sub_ps(_mm256_add_ps(a.v, magic), magic)};
+}
+
+inline F8 power_of_two(F8 a) {
+  const __m256i n = _mm256_add_epi32(_mm256_cvtps_epi32(a.v), _mm256_set1_epi32(127));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(n, 23))};
+}
+
+inline std::int32_t to_codes(F8 a, std::int8_t* out) {
+  const __m256i n = _mm256_cvtps_epi32(a.v);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256(n, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packs_epi16(words, words));
+  const __m128i pairs = _mm_madd_epi16(words, _mm_set1_epi16(1));
+  const __m128i halves = _mm_add_epi32(pairs, _mm_shuffle_epi32(pairs, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(halves, _mm_shuffle_epi32(halves, 0xb1)));
+}
+
+inline F8 load_half(const std::uint8_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline void store_half(std::uint8_t* p, F8 a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline float half_to_float(std::uint16_t h) { return _cvtsh_ss(h); }
+inline std::uint16_t float_to_half(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
+
+inline void turn8(const F8* lines, float* out, std::ptrdiff_t stride) {
+  const __m256 a0 = _mm256_unpacklo_ps(lines[0].v, lines[1].v), a1 = _mm256_unpackhi_ps(lines[0].v, lines[1].v);
+  const __m256 a2 = _mm256_unpacklo_ps(lines[2].v, lines[3].v), a3 = _mm256_unpackhi_ps(lines[2].v, lines[3].v);
+  const __m256 a4 = _mm256_unpacklo_ps(lines[4].v, lines[5].v), a5 = _mm256_unpackhi_ps(lines[4].v, lines[5].v);
+  const __m256 a6 = _mm256_unpacklo_ps(lines[6].v, lines[7].v), a7 = _mm256_unpackhi_ps(lines[6].v, lines[7].v);
+  const __m256 b0 = _mm256_shuffle_ps(a0, a2, 0x44), b1 = _mm256_shuffle_ps(a0, a2, 0xee);
+  const __m256 b2 = _mm256_shuffle_ps(a1, a3, 0x44), b3 = _mm256_shuffle_ps(a1, a3, 0xee);
+  const __m256 b4 = _mm256_shuffle_ps(a4, a6, 0x44), b5 = _mm256_shuffle_ps(a4, a6, 0xee);
+  const __m256 b6 = _mm256_shuffle_ps(a5, a7, 0x44), b7 = _mm256_shuffle_ps(a5, a7, 0xee);
+  _mm256_storeu_ps(out, _mm256_permute2f128_ps(b0, b4, 0x20));
+  _mm256_storeu_ps(out + stride, _mm256_permute2f128_ps(b1, b5, 0x20));
+  _mm256_storeu_ps(out + 2 * stride, _mm256_permute2f128_ps(b2, b6, 0x20));
+  _mm256_storeu_ps(out + 3 * stride, _mm256_permute2f128_ps(b3, b7, 0x20));
+  _mm256_storeu_ps(out + 4 * stride, _mm256_permute2f128_ps(b0, b4, 0x31));
+  _mm256_storeu_ps(out + 5 * stride, _mm256_permute2f128_ps(b1, b5, 0x31));
+  _mm256_storeu_ps(out + 6 * stride, _mm256_permute2f128_ps(b2, b6, 0x31));
+  _mm256_storeu_ps(out + 7 * stride, _mm256_permute2f128_ps(b3, b7, 0x31));
+}

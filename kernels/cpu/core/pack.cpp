@@ -1,0 +1,80 @@
+#include "pack.h"
+
+namespace kv {
+namespace {
+#include "lanes_portable.h"
+
+void put_scales(const float* table, int groups, int group, int first, int outputs, bool half, std::uint8_t* out) {
+  for (int i = 0; i < kPanel; ++i) {
+    const float x = i < outputs ? table[static_cast<std::size_t>(first + i) * static_cast<std::size_t>(groups) +
+                                        static_cast<std::size_t>(group)]
+                                : 0.0f;
+    if (half) {
+      const std::uint16_t h = float_to_half(x);
+      __builtin_memcpy(out + 2 * i, &h, 2);
+    } else {
+      __builtin_memcpy(out + 4 * i, &x, 4);
+    }
+  }
+}
+
+void put_codes(Form form, const std::uint8_t* line, int lane, std::uint8_t* out) {
+  for (int k = 0; k < kGroup; ++k) {
+    if (form == Form::u4) {
+      std::uint8_t& both = out[k % 16 / 4 * 64 + 4 * lane + k % 4];
+      const unsigned code = line[k] & 15u;
+      both = static_cast<std::uint8_t>(k < 16 ? code : both | (code << 4));
+    } else {
+      out[k / 4 * 64 + 4 * lane + k % 4] = line[k];
+    }
+  }
+}
+
+}  // namespace
+
+void pack_codes(const Weight& weight, const std::uint8_t* codes, const float* scales, const float* minima,
+                int panel, int panel_end, std::uint8_t* out) {
+  const int groups = weight.groups();
+  for (; panel < panel_end; ++panel) {
+    const int first = panel * kPanel;
+    const int outputs = weight.rows - first < kPanel ? weight.rows - first : kPanel;
+    std::uint8_t* block = out + weight.panel_bytes() * static_cast<std::size_t>(panel);
+    for (int g = 0; g < groups; ++g, block += weight.group_bytes()) {
+      put_scales(scales, groups, g, first, outputs, weight.half_scales, block);
+      if (weight.minima) {
+        put_scales(minima, groups, g, first, outputs, weight.half_scales, block + weight.header_bytes() / 2);
+      }
+      std::uint8_t* target = block + weight.header_bytes();
+      __builtin_memset(target, 0, weight.group_bytes() - weight.header_bytes());
+      for (int i = 0; i < outputs; ++i) {
+        const std::size_t at = static_cast<std::size_t>(first + i) * static_cast<std::size_t>(weight.columns) +
+                               static_cast<std::size_t>(g * kGroup);
+        put_codes(weight.form, codes + at, i, target);
+      }
+    }
+  }
+}
+
+void pack_floats(const Weight& weight, const float* values, int panel, int panel_end, std::uint8_t* out) {
+  const auto columns = static_cast<std::size_t>(weight.columns);
+  for (; panel < panel_end; ++panel) {
+    std::uint8_t* block = out + weight.panel_bytes() * static_cast<std::size_t>(panel);
+    for (int i = 0; i < kPanel; ++i) {
+      const int row = panel * kPanel + i;
+      for (std::size_t k = 0; k < columns; ++k) {
+        const float x = row < weight.rows ? values[static_cast<std::size_t>(row) * columns + k] : 0.0f;
+        __builtin_memcpy(block + (k * kPanel + static_cast<std::size_t>(i)) * sizeof x, &x, sizeof x);
+      }
+    }
+  }
+}
+
+bool fits_half(const float* values, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const float back = half_to_float(float_to_half(values[i]));
+    if (__builtin_memcmp(&back, &values[i], sizeof back) != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace kv

@@ -1,0 +1,91 @@
+"""What the compiled module offers, as types. Arrays are C-contiguous; the core keeps hold of them.
+
+Everything that cannot be is refused with a ValueError: at building with the number of the operation at fault,
+in a step before any page is touched.
+"""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8]
+Numbers = NDArray[np.int32]
+View = tuple[int, int, int]
+"""Columns of a buffer: (buffer, first column, width)."""
+RESULT = -1
+"""The buffer that stands for the caller's memory for logits."""
+
+
+class CoreEngine(Protocol):
+    """A program being built, then planned, bound to pages, and run."""
+
+    @property
+    def isa(self) -> str: ...
+
+    def buffer(self, width: int, picked: bool, quantised: bool) -> int: ...
+    def weight(self, form: str, rows: int, columns: int, half: bool, minima: bool, data: Codes) -> int: ...
+    def vector(self, values: Floats) -> int: ...
+    def rope_table(self, cosines: Floats, sines: Floats) -> int: ...
+
+    def embed(self, weight: int, scale: float, out: View) -> None: ...
+    def norm(self, x: View, vector: int, epsilon: float, size: int, out: View, picked: bool) -> None: ...
+    def quantise(self, x: View, out: View, picked: bool) -> None: ...
+    def product(self, x: View, weight: int, bias: int, epilogue: str, out: View, picked: bool) -> None:
+        """`bias` -1: none. `epilogue`: "store", "add" (onto out), "silu_gate" (8 gates, 8 ups, …)."""
+
+    def rope(self, x: View, heads: int, dim: int, table: int, interleaved: bool) -> None:
+        """In place."""
+
+    def write_kv(self, k: View, v: View, heads: int, dim: int, k_offset: int, v_offset: int) -> None: ...
+    def attend(
+        self,
+        q: View,
+        heads: int,
+        shared: int,
+        dim: int,
+        scale: float,
+        window: int,
+        k_offset: int,
+        v_offset: int,
+        out: View,
+    ) -> None: ...
+    def silu_gate(self, x: View, y: View, out: View, picked: bool) -> None: ...
+    def add(self, x: View, y: View, out: View, picked: bool) -> None: ...
+    def pick(self, x: View, out: View) -> None: ...
+
+    def plan(self, rows: int, context: int) -> int:
+        """Lays out memory for `rows` rows at a time (longer steps run in parts); bytes of it."""
+
+    def bind(self, arena: Codes, pages: int, page_bytes: int, page_tokens: int, dtype: str) -> None: ...
+    def step(
+        self,
+        tokens: Numbers,
+        starts: Numbers,
+        counts: Numbers,
+        logits: Numbers,
+        page_starts: Numbers,
+        pages: Numbers,
+        out: Floats,
+    ) -> None:
+        """Runs without the GIL. `page_starts` [slices + 1] cuts `pages` into the slices' tables."""
+
+    def abort(self) -> None:
+        """Ends the step that runs, at its next operation, with a ValueError. From any thread."""
+
+
+class Core(Protocol):
+    def Engine(self, threads: int, isa: str) -> CoreEngine:
+        """`isa` "": the best that this processor has."""
+
+    def packed_bytes(self, form: str, rows: int, columns: int, half: bool, minima: bool) -> int: ...
+    def pack_codes(
+        self, form: str, half: bool, codes: Codes, scales: Floats, minima: Floats | None, out: Codes
+    ) -> None: ...
+    def pack_floats(self, values: Floats, out: Codes) -> None: ...
+    def fits_half(self, values: Floats) -> bool: ...
+    def best_isa(self) -> str: ...
+    def has_isa(self, isa: str) -> bool: ...
+    def run_exp(self, isa: str, x: Floats, out: Floats) -> None: ...
+    def run_store(self, isa: str, x: Floats, dtype: str, out: Codes) -> None: ...

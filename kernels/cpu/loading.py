@@ -1,0 +1,28 @@
+"""Finds or compiles the module and imports it. Knows nothing of what it does.
+
+`KVMESH_CPU_SANITIZE=1` takes the build with AddressSanitizer and UBSan (for tests).
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from functools import cache
+from typing import cast
+
+from kernels.cpu.interface import Core
+
+
+@cache
+def load() -> Core:
+    """The compiled core. Raises `kernels.cpu.build.BuildError` where it cannot be compiled."""
+    from kernels.cpu.build import MODULE, build
+
+    path = build(sanitize=os.environ.get("KVMESH_CPU_SANITIZE") == "1")
+    loader = importlib.machinery.ExtensionFileLoader(MODULE, str(path))
+    spec = importlib.util.spec_from_file_location(MODULE, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    sys.modules.setdefault(MODULE, module)
+    return cast(Core, module)
