@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,6 +73,10 @@ def server_span(name: str, traceparent: str | None) -> Iterator[Span | None]:
     ) as span:
         try:
             yield span
+        except asyncio.CancelledError:
+            # The caller has what it wanted, or has gone: the normal end of a prefill run.
+            span.set_attribute("rpc.cancelled", True)
+            raise
         except BaseException as error:
             # Only the type: a message may quote what a user wrote.
             span.set_status(Status(StatusCode.ERROR, type(error).__name__))
