@@ -42,14 +42,19 @@ def fork() -> int:
     child = os.fork()
     if child == 0:
         os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return as_a_shell_says(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def multiply() -> int:
     child = multiprocessing.get_context("fork").Process(target=print)
     child.start()
     child.join()
-    return child.exitcode or 0
+    return as_a_shell_says(child.exitcode or 0)
+
+
+def as_a_shell_says(status: int) -> int:
+    """128 + the signal for a child that a signal ended: rpc fields hold no negative numbers."""
+    return status if status >= 0 else 128 - status
 
 
 def program() -> int:

@@ -24,6 +24,7 @@ from kvmesh.v1 import inference_pb2, inference_pb2_grpc
 from mesh.config import write_config
 from mesh.news import News
 from mesh.rpc import open_channel
+from mesh.service import FORKED_EXIT_STATUS
 from mesh.telemetry import read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,8 +170,10 @@ async def test_a_forked_child_never_lives_with_the_parents_connections(started: 
     """B104: a child ends at once, a program is started as usual, and the service goes on."""
     async with started() as service:
         await service.until_ready()
-        assert await service.ask("fork") == 71
-        assert await service.ask("multiprocessing") == 71
+        # By our hook, or by a crash in a library's own fork handler, which comes before Python's.
+        ended = {FORKED_EXIT_STATUS, 128 + signal.SIGSEGV}
+        assert await service.ask("fork") in ended
+        assert await service.ask("multiprocessing") in ended
         assert await service.ask("program") == 5
         assert await service.ask("pid") == service.process.pid
 
