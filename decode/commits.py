@@ -41,7 +41,8 @@ class Commits:
         self._retry: asyncio.TimerHandle | None = None
 
     def queue(self, request: Request, blocks: Sequence[FullBlock]) -> None:
-        if not blocks:
+        if not blocks or request.opening.prompt_logprobs is not None:
+            # The ids of a scored prompt are its own: nobody could find its blocks.
             return
         waiting = self._waiting.setdefault(request, [])
         # Choices of one request share the page of a prompt's last whole block.

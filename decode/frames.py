@@ -46,7 +46,10 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """New tokens of one choice. `logprobs` is empty or has one entry per token."""
+    """New tokens of one choice. `logprobs` is empty or has one entry per token.
+
+    `prompt_logprobs` is on the first row of a scored request: one per prompt token after the first.
+    """
 
     handoff_id: str
     choice: int
@@ -54,6 +57,7 @@ class Row:
     logprobs: tuple[Logprobs, ...] = ()
     finish: Finish | None = None
     stop_token_id: int | None = None
+    prompt_logprobs: tuple[Logprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from decode.closing import Closer
 from decode.commits import Commits
@@ -200,6 +201,7 @@ class DecodeLoop:
 
     def _append(self, part: Part, samples: list[Sampled]) -> list[Row]:
         request, context = part.request, self.limits.context_length
+        scored = tuple(request.scored) if request.scoring else ()
         if not request.forked:
             # Every choice shares the blocks that the prompt has filled.
             self._commits.queue(request, part.choice.complete_blocks(self.limits.page_tokens))
@@ -208,11 +210,13 @@ class DecodeLoop:
             for index in request.dropped:
                 self._end_choice(request, index, finished=False)
             if request.opening.n > 1:
-                return [
+                rows = [
                     c.accept([samples[c.index - first]], (), request.opening, context)
                     for c in request.choices
                 ]
-        return [part.choice.accept(samples, part.drafts, request.opening, context)]
+                return [replace(row, prompt_logprobs=scored) for row in rows] if scored else rows
+        row = part.choice.accept(samples, part.drafts, request.opening, context)
+        return [replace(row, prompt_logprobs=scored) if scored else row]
 
     def _end_choice(self, request: Request, index: int, *, finished: bool) -> None:
         choice = next((c for c in request.choices if c.index == index), None)

@@ -32,7 +32,8 @@ class Opening:
 
     `tokens` is the prompt, whose last `generated` tokens an earlier worker made;
     `max_tokens` counts those as well. `credit` is the number of tokens that may be
-    sent per choice before more credit comes; None is no limit.
+    sent per choice before more credit comes; None is no limit. `prompt_logprobs` is the
+    number of alternatives per prompt token where the prompt is scored, None where it is not.
     """
 
     request_id: str
@@ -53,6 +54,7 @@ class Opening:
     metadata: Mapping[str, str]
     credit: int | None
     traceparent: str = ""
+    prompt_logprobs: int | None = None
 
     @property
     def prefix_blocks(self) -> int:
@@ -104,6 +106,12 @@ def check(opening: Opening, limits: Limits) -> None:
         raise InvalidRequest(
             f"max_tokens is {opening.max_tokens} and {opening.generated} are generated already",
             param="max_tokens",
+        )
+    if opening.prompt_logprobs is not None and opening.generated:
+        raise InvalidRequest("a continuation is not scored again", param="prompt_logprobs")
+    if (opening.prompt_logprobs or 0) > LOGPROBS_LIMIT:
+        raise InvalidRequest(
+            f"at most {LOGPROBS_LIMIT} log-probabilities per position", param="prompt_logprobs"
         )
     _check_sampling(opening.sampling, limits.vocab_size)
     if any(not 0 <= token < limits.vocab_size for token in opening.stop_ids):

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from decode.choice import Choice, FullBlock
-from decode.frames import FrameSink
+from decode.frames import FrameSink, Logprobs
 from decode.opening import Opening
 from mesh.kv.page import Page
 
@@ -45,7 +45,7 @@ class Request:
     `spare` are own pages in no table yet. `attempt` is the highest one heard of.
     A `spoilt` one has lost pages: what a step makes of it is worth nothing. Until
     its first token is sampled a request has one choice, the stem, from which the n
-    choices fork.
+    choices fork. `scored` are the log-probabilities of its prompt, where they are asked for.
     """
 
     opening: Opening
@@ -63,6 +63,7 @@ class Request:
     ready_sent: bool = False
     spoilt: bool = False
     computed_prompt_tokens: int = 0
+    scored: list[Logprobs] = field(default_factory=list)
     credit: int | None = field(init=False)
     handover: Stoppable | None = None
     prompt: tuple[int, ...] = field(init=False)
@@ -91,6 +92,11 @@ class Request:
     @property
     def sequences(self) -> int:
         return len(self.choices) if self.forked else self.opening.n - len(self.dropped)
+
+    @property
+    def scoring(self) -> bool:
+        """Whether what is computed now is a prompt whose tokens are to be scored."""
+        return self.opening.prompt_logprobs is not None and not self.forked
 
     @property
     def missing_blocks(self) -> int:

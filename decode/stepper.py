@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from decode.choice import Choice
+from decode.frames import Logprobs
 from decode.request import Request
 from decode.scheduler import Part
 from engine import Executor, Slice, SliceFailure, SliceMeta
-from engine.executor import StepResult
-from engine.sampling import Sampled, SampleFailure, SampleRow, sample
+from engine.executor import Logits, StepResult
+from engine.sampling import Sampled, SampleFailure, SampleRow, sample, score
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,10 @@ class Stepper:
             return Failed(result.message)
         if result is None:
             return [] if not part.samples else Failed("the model gave no logits")
+        if part.request.scoring:
+            failure = _score(part, result)
+            if failure is not None:
+                return failure
         last = part.choice.computed + part.count - 1
         for page in part.fork:
             self._copy(part.choice.table[last // self._page_tokens].index, page.index)
@@ -88,11 +93,12 @@ class Stepper:
 def _slice(part: Part) -> Slice:
     choice = part.choice
     tokens = [*choice.tokens[choice.computed : choice.computed + part.count], *part.drafts]
+    wanted = 1 + len(part.drafts) if part.samples else 0
     return Slice(
         tokens=tokens,
         start=choice.computed,
         pages=[page.index for page in choice.table],
-        logits=1 + len(part.drafts) if part.samples else 0,
+        logits=len(tokens) if part.request.scoring else wanted,
         meta=_meta(part.request, choice),
     )
 
@@ -101,11 +107,23 @@ def _meta(request: Request, choice: Choice) -> SliceMeta:
     return SliceMeta(request.prompt, request.opening.metadata, choice.generated)
 
 
+def _score(part: Part, logits: Logits) -> Failed | None:
+    """Keeps what the rows said of the prompt tokens after them."""
+    request, choice = part.request, part.choice
+    following = choice.tokens[choice.computed + 1 : choice.computed + part.count + 1]
+    for item in score(logits[: len(following)], following, request.opening.prompt_logprobs or 0):
+        if isinstance(item, SampleFailure):
+            return Failed(item.message, code="no_sample")
+        request.scored.append(Logprobs(item.logprob or 0.0, item.top))
+    return None
+
+
 def _sample(part: Part, logits: StepResult) -> Outcome:
     assert logits is not None
     assert not isinstance(logits, SliceFailure)
     if not part.samples:
         return []
+    logits = logits[-1 - len(part.drafts) :]
     opening, choice = part.request.opening, part.choice
     if not part.request.forked and opening.n > 1:
         rows = [_row(part, choice.index + place, ()) for place in range(opening.n)]

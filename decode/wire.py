@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from kvmesh.v1 import common_pb2, decode_pb2
 
-from decode.frames import Beat, Done, Ending, Finish, Frame, Ready, Refusal, Refused, Reserved, Row, Step
+from decode.frames import (
+    Beat,
+    Done,
+    Ending,
+    Finish,
+    Frame,
+    Logprobs,
+    Ready,
+    Refusal,
+    Refused,
+    Reserved,
+    Row,
+    Step,
+)
 from decode.opening import Opening
 from engine.sampling import SamplingParams
 from mesh.errors import InvalidRequest, Unimplemented, detail
@@ -54,6 +67,7 @@ def opening(message: decode_pb2.Open) -> Opening:
         metadata=dict(message.metadata),
         credit=message.credit or None,
         traceparent=message.traceparent,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
 
 
@@ -129,15 +143,17 @@ def _row(row: Row) -> decode_pb2.StepRow:
         handoff_id=row.handoff_id,
         choice=row.choice,
         token_ids=row.token_ids,
-        logprobs=[
-            common_pb2.PositionLogprobs(
-                logprob=position.logprob,
-                top=[common_pb2.TokenLogprob(id=token, logprob=value) for token, value in position.top],
-            )
-            for position in row.logprobs
-        ],
+        logprobs=[_logprobs(position) for position in row.logprobs],
         stop_token_id=row.stop_token_id,
+        prompt_logprobs=[_logprobs(position) for position in row.prompt_logprobs],
     )
     if row.finish is not None:
         message.finish_reason = _FINISH[row.finish]
     return message
+
+
+def _logprobs(position: Logprobs) -> common_pb2.PositionLogprobs:
+    return common_pb2.PositionLogprobs(
+        logprob=position.logprob,
+        top=[common_pb2.TokenLogprob(id=token, logprob=value) for token, value in position.top],
+    )

@@ -90,6 +90,16 @@ def sample(logits: NDArray[np.float32], rows: Sequence[SampleRow]) -> list[Sampl
     return [_sample_row(logits[index], row) for index, row in enumerate(rows)]
 
 
+def score(logits: NDArray[np.float32], tokens: Sequence[int], count: int) -> list[Sampled | SampleFailure]:
+    """What each row of `logits` [rows, vocab] said of the token after it, with `count` alternatives."""
+    return [
+        _with_logprobs(token, row, count)
+        if np.isfinite(row).all()
+        else SampleFailure("the model gave logits that are no numbers")
+        for row, token in zip(logits, tokens, strict=True)
+    ]
+
+
 def uniform(seed: int, choice: int, position: int) -> float:
     """The number in [0, 1) that belongs to (seed, choice, position): a counter-based stream."""
     key = b"".join((value % 2**64).to_bytes(8, "little") for value in (seed, choice, position))

@@ -19,7 +19,7 @@ from mesh.errors import InvalidRequest, MeshError
 from mesh.telemetry import bind_request_id
 from router.core.core import Admitted, Answer, Core
 from router.core.exchange import CANCELLED, Exchange
-from router.core.request import Ask, Delta, Sampling, Stopping, Token, Usage
+from router.core.request import Ask, Delta, Sampling, Scored, Stopping, Token, Usage
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -134,6 +134,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             sampling=_sampling(request.sampling),
             stopping=_stopping(request.stop),
             metadata=dict(request.metadata),
+            prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") else None,
         )
         return await core.start(admitted, ask)
 
@@ -180,6 +181,14 @@ def _message(delta: Delta) -> inference_pb2.GenerateResponse:
         token_ids=[token.id for token in delta.tokens],
         logprobs=[_logprobs(token) for token in delta.tokens if token.logprob is not None],
         finish_reason=_FINISH.get(delta.finish or "", common_pb2.FINISH_REASON_UNSPECIFIED),
+        prompt_logprobs=[_scored(position) for position in delta.prompt or ()],
+    )
+
+
+def _scored(position: Scored) -> common_pb2.PositionLogprobs:
+    logprob, top = position
+    return common_pb2.PositionLogprobs(
+        logprob=logprob, top=[common_pb2.TokenLogprob(id=token, logprob=value) for token, value in top]
     )
 
 

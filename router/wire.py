@@ -6,7 +6,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvmesh.v1 import common_pb2, decode_pb2, iam_pb2, prefill_pb2
@@ -14,7 +14,7 @@ from kvmesh.v1 import common_pb2, decode_pb2, iam_pb2, prefill_pb2
 from mesh.errors import InternalError, MeshError, from_detail
 from router.core.choice import Row
 from router.core.policy import CatalogueModel, Organisation, Snapshot
-from router.core.request import Sampling
+from router.core.request import Sampling, Scored
 
 _FINISH = {
     common_pb2.FINISH_REASON_STOP: "stop",
@@ -57,6 +57,7 @@ class Opening:
     credit: int
     metadata: Mapping[str, str] = field(default_factory=dict)
     traceparent: str = ""
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,7 @@ def open_frame(opening: Opening) -> decode_pb2.SessionRequest:
             first_choice=opening.first_choice,
             credit=opening.credit,
             traceparent=opening.traceparent,
+            prompt_logprobs=opening.prompt_logprobs,
         )
     )
 
@@ -221,15 +223,20 @@ def _step(step: decode_pb2.Step) -> Step:
             Row(
                 choice=row.choice,
                 tokens=tuple(row.token_ids),
-                logprobs=tuple(
-                    (position.logprob, tuple((other.id, other.logprob) for other in position.top))
-                    for position in row.logprobs
-                ),
+                logprobs=_scored(row.logprobs),
                 finish=_FINISH.get(row.finish_reason),
                 stop_token=row.stop_token_id if row.HasField("stop_token_id") else None,
+                prompt_logprobs=_scored(row.prompt_logprobs) or None,
             )
         )
     return Step(rows)
+
+
+def _scored(positions: Iterable[common_pb2.PositionLogprobs]) -> tuple[Scored, ...]:
+    return tuple(
+        (position.logprob, tuple((other.id, other.logprob) for other in position.top))
+        for position in positions
+    )
 
 
 def _error(carrier: decode_pb2.Refused | decode_pb2.Done, message: str) -> MeshError:

@@ -21,6 +21,7 @@ from text.byte_tokenizer import (
 from text.chat_template import ChatTemplate, JinjaChatTemplate
 from text.errors import GgufError, VocabularyError
 from text.gguf import GgufFile
+from text.infill import Infill, infill_of
 from text.sentencepiece import sentencepiece_tokenizer
 from text.tokenizer import Tokenizer
 from text.vocabulary import Vocabulary
@@ -38,6 +39,7 @@ class TextModel:
     end_ids: frozenset[int]
     context_length: int  # tokens, prompt and answer together
     vocab_size: int
+    infill: Infill | None = None  # None: the model cannot fill in the middle
 
 
 def load_text_model(source: str) -> TextModel:
@@ -70,6 +72,7 @@ def load_text_model(source: str) -> TextModel:
         end_ids=vocabulary.end_ids,
         context_length=_context_length(source, metadata),
         vocab_size=len(vocabulary),
+        infill=infill_of(vocabulary),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.core.request import Delta, Token, TopToken
+from router.core.request import Delta, Scored, Token, TopToken
 from text import Detokenizer, StopStrings, Tokenizer
 
 LOGPROB_LEAST = -9999.0
@@ -26,9 +26,10 @@ class Row:
 
     choice: int
     tokens: tuple[int, ...]
-    logprobs: tuple[tuple[float, tuple[tuple[int, float], ...]], ...] = ()
+    logprobs: tuple[Scored, ...] = ()
     finish: str | None = None
     stop_token: int | None = None
+    prompt_logprobs: tuple[Scored, ...] | None = None
 
 
 class Choice:
@@ -54,7 +55,7 @@ class Choice:
         """What the row adds; None if the choice is over already (tokens under way when it ended)."""
         if self.ended:
             return None
-        delta = Delta(self.index)
+        delta = Delta(self.index, prompt=row.prompt_logprobs)
         for place, token in enumerate(row.tokens):
             ends = row.finish == "stop" and place == len(row.tokens) - 1
             self.tokens.append(token)
@@ -95,24 +96,23 @@ class Choice:
     def _token(self, token: int, row: Row, place: int) -> Token:
         if not row.logprobs:
             return Token(token)
-        logprob, top = row.logprobs[place]
-        return Token(
-            token,
-            self._tokenizer.token_text(token),
-            self._tokenizer.piece(token),
-            _finite(logprob),
-            tuple(
-                TopToken(
-                    other, self._tokenizer.token_text(other), self._tokenizer.piece(other), _finite(value)
-                )
-                for other, value in top
-            ),
-            self._decoded,
-        )
+        return scored_token(self._tokenizer, token, row.logprobs[place], self._decoded)
 
-    def _top(self, token: int, logprob: float) -> TopToken:
-        names = self._tokenizer
-        return TopToken(token, names.token_text(token), names.piece(token), _finite(logprob))
+
+def scored_token(tokenizer: Tokenizer, token: int, scored: Scored, text_offset: int) -> Token:
+    """A token with its log-probability and the names of its alternatives."""
+    logprob, top = scored
+    return Token(
+        token,
+        tokenizer.token_text(token),
+        tokenizer.piece(token),
+        _finite(logprob),
+        tuple(
+            TopToken(other, tokenizer.token_text(other), tokenizer.piece(other), _finite(value))
+            for other, value in top
+        ),
+        text_offset,
+    )
 
 
 def _finite(logprob: float) -> float:

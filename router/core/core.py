@@ -82,6 +82,9 @@ class Core:
     async def encode(self, admitted: Admitted, text: str, *, add_special: bool = True) -> list[int]:
         return await self.texts.encode(admitted.model, text, add_special=add_special)
 
+    async def encode_infill(self, admitted: Admitted, prefix: str | list[int], suffix: str) -> list[int]:
+        return await self.texts.encode_infill(admitted.model, prefix, suffix)
+
     async def encode_chat(self, admitted: Admitted, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         return await self.texts.encode_chat(admitted.model, messages)
 

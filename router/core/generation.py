@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -104,6 +105,8 @@ class Generation:
         self._queued_at = time.monotonic()
         self._no_store_at: float | None = None
         self._ids: dict[tuple[bytes, int, int], tuple[bytes, list[bytes]]] = {}
+        # Under it the blocks of a scored prompt have ids that nobody else has.
+        self._own_salt = secrets.token_bytes(32)
 
     async def run(self) -> None:
         """Drives all choices. Cancelling it cancels the work everywhere."""
@@ -178,6 +181,10 @@ class Generation:
             self._reserved(event)
             missing = len(handoff.opening.block_ids) - event.have
             self._enter(phase.PREFILL)
+            if missing and handoff.opening.prompt_logprobs is not None:
+                # Prefill workers hold no output matrix: who scores a prompt computes it.
+                handoff.sources(handoff.opening.attempt, None)
+                missing = 0
             event = await (self._fetch(handoff, worker, event.have) if missing else handoff.events.get())
         if isinstance(event, wire.Ready):
             self._enter(phase.HANDOVER)
@@ -309,11 +316,16 @@ class Generation:
         key = (fingerprint, choices[0].index, len(tokens))
         known = self._ids.get(key)
         if known is None:
-            root = root_id(self._origin.salt, fingerprint)
+            salt = self._own_salt if self._scoring(choices) is not None else self._origin.salt
+            root = root_id(salt, fingerprint)
             whole = tokens[: _whole_blocks(len(tokens)) * PAGE_TOKENS]
             known = (root, chain(root, whole, PAGE_TOKENS))
             self._ids = {key: known}
         return known
+
+    def _scoring(self, choices: Sequence[Choice]) -> int | None:
+        """Alternatives per prompt token; None where no scores are wanted any more."""
+        return None if choices[0].tokens else self._ask.prompt_logprobs
 
     def _opening(self, worker: Worker, choices: Sequence[Choice], tokens: Sequence[int]) -> wire.Opening:
         ask, origin = self._ask, self._origin
@@ -350,6 +362,7 @@ class Generation:
             credit=CREDIT_TOKENS,
             metadata={key: value for key, value in ask.metadata.items() if key.startswith("script_")},
             traceparent=origin.traceparent,
+            prompt_logprobs=self._scoring(choices),
         )
 
 

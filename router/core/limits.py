@@ -14,7 +14,7 @@ wrote. This module does not know how the fields were spelled on the wire.
 | repetition_penalty | above 0, at most 100; presence and frequency -2 to 2 |
 | logit_bias | at most 300 ids of the vocabulary, -100 to 100 |
 | seed | any signed or unsigned 64-bit number; a negative one counts modulo 2^64 |
-| logprobs | 0 to 20 alternatives |
+| logprobs, prompt_logprobs | 0 to 20 alternatives |
 | max_tokens | at least 1; with the prompt not more than the context |
 | min_tokens | 0 to max_tokens |
 | stop | at most 4 strings of 1 to 1,024 characters |
@@ -57,6 +57,8 @@ def checked(ask: Ask, *, vocab_size: int, context_length: int, names: Mapping[st
     sampling = _sampling(check, ask.sampling, vocab_size)
     stopping = _stopping(check, ask.stopping, vocab_size, longest, context_length)
     _metadata(check, ask.metadata)
+    if ask.prompt_logprobs is not None:
+        check.integer("prompt_logprobs", ask.prompt_logprobs, 0, min(LOGPROBS_MAX, vocab_size))
     return replace(ask, sampling=sampling, stopping=stopping)
 
 

@@ -58,7 +58,11 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request: `n` continuations of each prompt. Choice i of prompt p has index p * n + i."""
+    """One request: `n` continuations of each prompt. Choice i of prompt p has index p * n + i.
+
+    `prompt_logprobs` is the number of alternatives per prompt token where prompts are scored,
+    None where they are not. A scored prompt finds nothing in the caches and leaves nothing there.
+    """
 
     model: str
     prompts: tuple[list[int], ...]
@@ -66,6 +70,11 @@ class Ask:
     sampling: Sampling = Sampling()
     stopping: Stopping = Stopping()
     metadata: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    prompt_logprobs: int | None = None
+
+
+# Of one position: the token's log-probability, and alternatives (id, log-probability), best first.
+Scored = tuple[float, tuple[tuple[int, float], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +108,15 @@ class Delta:
     """What has become visible of one choice since the last delta.
 
     `finish` is "stop" or "length" on the last delta of the choice. A delta may
-    have tokens and no text (a stop string may be beginning).
+    have tokens and no text (a stop string may be beginning). `prompt` is on the first delta
+    of a choice whose prompt is scored: one entry per prompt token after the first.
     """
 
     index: int
     text: str = ""
     tokens: list[Token] = field(default_factory=list)
     finish: str | None = None
+    prompt: tuple[Scored, ...] | None = None
 
 
 @dataclass(slots=True)

@@ -86,6 +86,10 @@ class TextModels:
         """Ids of raw text, with the begin token where the model's rules add one."""
         return await self._run(len(text), _encode, model, text, add_special)
 
+    async def encode_infill(self, model: ServedModel, prefix: str | list[int], suffix: str) -> list[int]:
+        """Ids after which the model writes what stands between the two; raises InvalidRequest."""
+        return await self._run(len(prefix) + len(suffix), _encode_infill, model, prefix, suffix)
+
     async def encode_chat(self, model: ServedModel, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a conversation, ready for the assistant's answer; raises InvalidRequest."""
         size = sum(len(content) for m in messages if isinstance(content := m.get("content"), str))
@@ -145,6 +149,22 @@ def _read(load: Load, model: CatalogueModel) -> ServedModel:
 def _encode(model: ServedModel, text: str, add_special: bool) -> list[int]:
     _check_size(model, text, "prompt")
     return model.text.tokenizer.encode(text, add_special=add_special, parse_special=True)
+
+
+def _encode_infill(model: ServedModel, prefix: str | list[int], suffix: str) -> list[int]:
+    infill = model.text.infill
+    if infill is None:
+        raise InvalidRequest(
+            "Unsupported parameter: 'suffix' is not supported with this model: it cannot fill in the middle.",
+            code="unsupported_parameter",
+            param="suffix",
+        )
+    if isinstance(prefix, str):
+        _check_size(model, prefix, "prompt")
+    _check_size(model, suffix, "suffix")
+    encode = model.text.tokenizer.encode
+    before = encode(prefix, add_special=False, parse_special=True) if isinstance(prefix, str) else prefix
+    return infill.prompt(before, encode(suffix, add_special=False, parse_special=True))
 
 
 def _encode_chat(model: ServedModel, messages: Sequence[Mapping[str, Any]]) -> list[int]:

@@ -29,7 +29,6 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 _encode = msgspec.json.Encoder().encode
 
-UsageObject = Callable[[Usage], dict[str, Any]]
 T = TypeVar("T")
 Headers = Sequence[tuple[str, str]]
 
@@ -40,6 +39,7 @@ class Dialect(Protocol):
     include_usage: bool
 
     def answer(self, head: Mapping[str, Any], choices: Sequence[Delta], usage: Usage) -> dict[str, Any]: ...
+    def usage(self, usage: Usage) -> dict[str, Any]: ...
     def chunk_head(self, head: Mapping[str, Any]) -> dict[str, Any]: ...
     def first(self, index: int) -> dict[str, Any] | None: ...
     def content(self, delta: Delta) -> dict[str, Any] | None: ...
@@ -111,6 +111,7 @@ async def send_whole(
             choice.text += delta.text
             choice.tokens += delta.tokens
             choice.finish = delta.finish or choice.finish
+            choice.prompt = delta.prompt or choice.prompt
     data = _encode(dialect.answer(head, list(whole.values()), answer.usage))
     await send_json(connection, 200, data, headers())
 
@@ -127,10 +128,9 @@ async def send_stream(
     head: Mapping[str, Any],
     answer: Answer,
     headers: Callable[[], Headers],
-    usage_object: UsageObject,
 ) -> None:
     """Server-sent events. Raises what failed before the first one; later failures become an event."""
-    events = _Events(dialect, head, usage_object)
+    events = _Events(dialect, head)
     deltas = await connection.unless_gone(answer.take())
     await connection.start(200, [("content-type", EVENT_STREAM), ("cache-control", "no-cache"), *headers()])
     while deltas:
@@ -163,9 +163,8 @@ async def send_error(connection: Connection, error: MeshError, headers: Headers)
 class _Events:
     """The order of a stream: per choice its opening, content and finish; then usage, then the end mark."""
 
-    def __init__(self, dialect: Dialect, head: Mapping[str, Any], usage_object: UsageObject) -> None:
+    def __init__(self, dialect: Dialect, head: Mapping[str, Any]) -> None:
         self._dialect = dialect
-        self._usage_object = usage_object
         self._opened: set[int] = set()
         self._head = dialect.chunk_head(head)
         # The head is the same in every chunk: it is written once.
@@ -185,7 +184,7 @@ class _Events:
     def end(self, usage: Usage) -> bytes:
         last = b""
         if self._dialect.include_usage:
-            last = self._prefix + b'[],"usage":' + _encode(self._usage_object(usage)) + b"}\n\n"
+            last = self._prefix + b'[],"usage":' + _encode(self._dialect.usage(usage)) + b"}\n\n"
         return last + b"data: [DONE]\n\n"
 
 

@@ -38,12 +38,8 @@ def openai_app(core: Core, verifier: Verifier, spans: EnvoySpans, readiness: Rea
 
 
 def _routes(core: Core, spans: EnvoySpans, readiness: Readiness) -> list[Route]:
-    chat_endpoint = Generate(
-        core, "POST /v1/chat/completions", ChatRequest, chat.ID_PREFIX, chat.usage_object
-    )
-    completion_endpoint = Generate(
-        core, "POST /v1/completions", CompletionRequest, completions.ID_PREFIX, completions.usage_object
-    )
+    chat_endpoint = Generate(core, "POST /v1/chat/completions", ChatRequest, chat.ID_PREFIX)
+    completion_endpoint = Generate(core, "POST /v1/completions", CompletionRequest, completions.ID_PREFIX)
     catalogue = Catalogue(core)
     (spans_path,) = EDGE_ONLY
     return [

@@ -68,6 +68,10 @@ class ChatRequest:
             "system_fingerprint": None,
         }
 
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        """Counts as this request's answer shows them."""
+        return usage_object(usage)
+
     def _choice(self, choice: Delta) -> dict[str, Any]:
         answer: dict[str, Any] = {
             "index": choice.index,

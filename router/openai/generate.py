@@ -18,7 +18,6 @@ from router.openai.answers import (
     ClientLeft,
     Connection,
     Dialect,
-    UsageObject,
     created,
     mesh_error,
     send_error,
@@ -49,14 +48,11 @@ class ReadingOf(Protocol):
 class Generate:
     """One endpoint. `id_prefix` begins the answers' ids."""
 
-    def __init__(
-        self, core: Core, route: str, reading: ReadingOf, id_prefix: str, usage_object: UsageObject
-    ) -> None:
+    def __init__(self, core: Core, route: str, reading: ReadingOf, id_prefix: str) -> None:
         self._core = core
         self._route = route
         self._reading = reading
         self._id_prefix = id_prefix
-        self._usage_object = usage_object
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival = arrival_of(scope)
@@ -88,7 +84,7 @@ class Generate:
             }
             headers = partial(self._headers, arrival, exchange)
             if reading.stream:
-                await send_stream(connection, reading, head, answer, headers, self._usage_object)
+                await send_stream(connection, reading, head, answer, headers)
             else:
                 await send_whole(connection, reading, head, answer, headers)
         except ClientLeft:

@@ -182,6 +182,7 @@ class Answer:
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[common_pb2.PositionLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[common_pb2.PositionLogprobs]] = field(default_factory=dict)
     finish: dict[int, int] = field(default_factory=dict)
     rows: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     have: int = -1
@@ -252,6 +253,7 @@ class Handoff:
             assert answer.ready, "a token before ready"
             answer.tokens.setdefault(frame.choice, []).extend(frame.token_ids)
             answer.logprobs.setdefault(frame.choice, []).extend(frame.logprobs)
+            answer.prompt_logprobs.setdefault(frame.choice, []).extend(frame.prompt_logprobs)
             answer.rows.append((frame.choice, tuple(frame.token_ids)))
             assert frame.choice not in answer.finish, "a token after the last"
             if frame.finish_reason:

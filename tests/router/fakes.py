@@ -40,6 +40,19 @@ def endless(prompt: list[int], choice: int) -> list[int]:
     return [97] * 100_000
 
 
+def score(prompt: list[int], alternatives: int) -> list[common_pb2.PositionLogprobs]:
+    """One per token after the first: -id / 100, and alternatives that begin with the token itself."""
+    return [
+        common_pb2.PositionLogprobs(
+            logprob=-token / 100,
+            top=[
+                common_pb2.TokenLogprob(id=token + i, logprob=-token / 100 - i) for i in range(alternatives)
+            ],
+        )
+        for token in prompt[1:]
+    ]
+
+
 def text_script(text: str) -> Script:
     return lambda prompt, choice: [*text.encode(), END]
 
@@ -212,6 +225,9 @@ class FakeDecode(decode_pb2_grpc.DecodeServicer):
                 self._credited.clear()
                 await self._credited.wait()
             rows = [self._row(open_, choice, left, count) for choice in left if left[choice]]
+            if step == 1 and open_.HasField("prompt_logprobs"):
+                for row in rows:
+                    row.prompt_logprobs.extend(score(prompt, open_.prompt_logprobs))
             out.put_nowait(decode_pb2.SessionResponse(step=decode_pb2.Step(rows=rows)))
             sent += count
             self.sent[handoff_id] = sent

@@ -198,6 +198,7 @@ class Open(_message.Message):
     FIRST_CHOICE_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     handoff_id: _builtins.str
     attempt: _builtins.int
@@ -217,6 +218,10 @@ class Open(_message.Message):
     credit: _builtins.int
     """Tokens that may be sent per choice before a credit frame; 0 is no limit."""
     traceparent: _builtins.str
+    prompt_logprobs: _builtins.int
+    """Alternatives per position of the prompt, 0 to 20. Present: the prompt is scored. Then this
+    worker computes all of it, from a chain of ids that nothing else has, and commits none.
+    """
     @_builtins.property
     def prompt(self) -> _common_pb2.Prompt: ...
     @_builtins.property
@@ -250,12 +255,15 @@ class Open(_message.Message):
         first_choice: _builtins.int = ...,
         credit: _builtins.int = ...,
         traceparent: _builtins.str = ...,
+        prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_unix_ns", b"arrival_unix_ns", "attempt", b"attempt", "block_ids", b"block_ids", "capability", b"capability", "credit", b"credit", "first_choice", b"first_choice", "generated", b"generated", "handoff_id", b"handoff_id", "metadata", b"metadata", "n", b"n", "prompt", b"prompt", "request_id", b"request_id", "root_id", b"root_id", "sampling", b"sampling", "stop", b"stop", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "arrival_unix_ns", b"arrival_unix_ns", "attempt", b"attempt", "block_ids", b"block_ids", "capability", b"capability", "credit", b"credit", "first_choice", b"first_choice", "generated", b"generated", "handoff_id", b"handoff_id", "metadata", b"metadata", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "root_id", b"root_id", "sampling", b"sampling", "stop", b"stop", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
 Global___Open: _TypeAlias = Open  # noqa: Y015
 
@@ -449,6 +457,7 @@ class StepRow(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     handoff_id: _builtins.str
     choice: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
@@ -463,6 +472,10 @@ class StepRow(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PositionLogprobs]:
         """Empty, or one for each token."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PositionLogprobs]:
+        """On the first row of a request that is scored: one for each prompt token after the first."""
+
     def __init__(
         self,
         *,
@@ -472,10 +485,11 @@ class StepRow(_message.Message):
         logprobs: _abc.Iterable[_common_pb2.PositionLogprobs] | None = ...,
         finish_reason: _common_pb2.FinishReason.ValueType = ...,
         stop_token_id: _builtins.int | None = ...,
+        prompt_logprobs: _abc.Iterable[_common_pb2.PositionLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "choice", b"choice", "finish_reason", b"finish_reason", "handoff_id", b"handoff_id", "logprobs", b"logprobs", "stop_token_id", b"stop_token_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "choice", b"choice", "finish_reason", b"finish_reason", "handoff_id", b"handoff_id", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "stop_token_id", b"stop_token_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015

@@ -42,7 +42,9 @@ class RunRequest(_message.Message):
     arrival_unix_ns: _builtins.int
     """When the request arrived, in unix nanoseconds: the order of the queue."""
     prompt_logprobs: _builtins.int
-    """Log-probabilities of the prompt itself. Not served yet: refused."""
+    """Log-probabilities of the prompt itself. Refused: prefill workers hold no output
+    matrix, decode scores prompts (`Open.prompt_logprobs`).
+    """
     root_id: _builtins.bytes
     """Parent of block 0: with it the worker checks that the ids are those of the
     tokens before it commits anything under them.
