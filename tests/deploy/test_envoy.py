@@ -287,7 +287,7 @@ async def test_grpc_has_its_own_route_with_the_same_check(edge: tuple[Edge, grpc
             return inference_pb2.ListModelsResponse()
 
     server = grpc.aio.server()
-    inference_pb2_grpc.add_InferenceServicer_to_server(Inference(), server)
+    inference_pb2_grpc.add_InferenceServicer_to_server(Inference(), server)  # type: ignore[abstract]
     server.add_insecure_port(at.config.routers[0].grpc)
     await server.start()
     async with grpc.aio.insecure_channel(at.url.removeprefix("http://")) as channel:

@@ -127,7 +127,7 @@ def serving(site: Site) -> Serving:
         allowed = {"/kvmesh.v1.Prefill/": {"router"}, "/kvmesh.v1.Inference/Tokenize": {"router", "edge"}}
         allowed["/kvmesh.v1.Inference/ListModels"] = {"router"}
         rpc = RpcServer(config, ServiceIdentity.load(config.identity), allowed=allowed)
-        worker, tokenizer = Worker(), Tokenizer()
+        worker, tokenizer = Worker(), Tokenizer()  # type: ignore[abstract]
         prefill_pb2_grpc.add_PrefillServicer_to_server(worker, rpc.server)
         inference_pb2_grpc.add_InferenceServicer_to_server(tokenizer, rpc.server)
         await rpc.start(["kvmesh.v1.Prefill"])

@@ -65,7 +65,7 @@ async def serve(runtime: ServiceRuntime) -> None:
     if "fail" in runtime.config.options:
         raise ConfigError("told to fail")
     rpc = runtime.serve({"/kvmesh.v1.Inference/": {"router"}})
-    inference_pb2_grpc.add_InferenceServicer_to_server(Commands(), rpc.server)
+    inference_pb2_grpc.add_InferenceServicer_to_server(Commands(), rpc.server)  # type: ignore[abstract]
     await rpc.start(["kvmesh.v1.Inference"])
     runtime.announce(capacity=3)
     await runtime.ready()
