@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 OPEN = ("/healthz", "/readyz")
 OPENAI_PREFIX = "/v1/"
+# Paths of the OpenAI face beside the prefix.
+OPENAI_PATHS = ("/tokenize", "/detokenize")
 GRPC_PREFIX = "/kvmesh.v1.Inference/"
 
 _BROWSER_HEADERS = (
@@ -88,7 +90,8 @@ def routes(edge: EdgeConfig) -> dict[str, Any]:
                     _healthz(),
                     _readyz(),
                     _grpc(edge),
-                    _openai(edge),
+                    _openai(edge, {"prefix": OPENAI_PREFIX}),
+                    *(_openai(edge, {"path": path}) for path in OPENAI_PATHS),
                     _unknown(),
                 ],
             }
@@ -115,9 +118,9 @@ def _readyz() -> dict[str, Any]:
     }
 
 
-def _openai(edge: EdgeConfig) -> dict[str, Any]:
+def _openai(edge: EdgeConfig, match: dict[str, Any]) -> dict[str, Any]:
     return {
-        "match": {"prefix": OPENAI_PREFIX},
+        "match": match,
         "route": {"cluster": ROUTERS_OPENAI, **_patient(edge)},
     }
 

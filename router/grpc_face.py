@@ -20,6 +20,7 @@ from mesh.telemetry import bind_request_id
 from router.core.core import Admitted, Answer, Core
 from router.core.exchange import CANCELLED, Exchange
 from router.core.request import Ask, Delta, Sampling, Scored, Stopping, Token, Usage
+from router.core.texts import text_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -74,6 +75,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 raise InvalidRequest("Missing required parameter: 'input'.", param="input")
             length = admitted.model.text.context_length
             return inference_pb2.TokenizeResponse(token_ids=ids, context_length=length)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            _settle(exchange, failure, "ok")
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        exchange, identity = self._open("Detokenize", context)
+        failure: BaseException | None = None
+        try:
+            self._core.identify(exchange, identity)
+            admitted = await self._core.admit(exchange, request.model)
+            text = text_of(admitted.model, request.token_ids, "token_ids")
+            return inference_pb2.DetokenizeResponse(text=text)
         except BaseException as error:
             failure = error
             raise

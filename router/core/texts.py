@@ -139,6 +139,22 @@ class TextModels:
             task.exception()
 
 
+def text_of(model: ServedModel, ids: Sequence[int], param: str) -> str:
+    """The text of token ids, control tokens by their names.
+
+    Raises InvalidRequest for an id that stands for nothing.
+    """
+    known = model.known_ids
+    if ids and max(ids) >= known:
+        raise InvalidRequest(
+            f"Invalid '{param}': a token id is outside the vocabulary of {known}.",
+            code="invalid_value",
+            param=param,
+        )
+    token_bytes = model.text.tokenizer.token_bytes
+    return b"".join([token_bytes(token) for token in ids]).decode(errors="replace")
+
+
 def _read(load: Load, model: CatalogueModel) -> ServedModel:
     text = load(model.source)
     sizes = [len(text.tokenizer.token_bytes(token)) for token in range(text.vocab_size)]

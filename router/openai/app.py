@@ -18,12 +18,14 @@ from router.core.core import Core
 from router.core.identity import Verifier
 from router.openai import chat, completions, errors
 from router.openai.answers import Connection, send_json
-from router.openai.catalogue import Catalogue
+from router.openai.catalogue import list_models, retrieve_model
 from router.openai.chat import ChatRequest
 from router.openai.completions import CompletionRequest
 from router.openai.envoy_spans import EnvoySpans
 from router.openai.generate import Generate
 from router.openai.guard import EDGE_ONLY, Guard, arrival_of
+from router.openai.tokens import detokenize, tokenize
+from router.openai.unary import Unary
 
 # What /readyz says; ready if "ready" is true.
 Readiness = Callable[[], dict[str, Any]]
@@ -40,13 +42,14 @@ def openai_app(core: Core, verifier: Verifier, spans: EnvoySpans, readiness: Rea
 def _routes(core: Core, spans: EnvoySpans, readiness: Readiness) -> list[Route]:
     chat_endpoint = Generate(core, "POST /v1/chat/completions", ChatRequest, chat.ID_PREFIX)
     completion_endpoint = Generate(core, "POST /v1/completions", CompletionRequest, completions.ID_PREFIX)
-    catalogue = Catalogue(core)
     (spans_path,) = EDGE_ONLY
     return [
         Route("/v1/chat/completions", chat_endpoint, methods=["POST"]),
         Route("/v1/completions", completion_endpoint, methods=["POST"]),
-        Route("/v1/models", catalogue, methods=["GET"]),
-        Route("/v1/models/{model:path}", catalogue, methods=["GET"]),
+        Route("/v1/models", Unary(core, "GET /v1/models", list_models), methods=["GET"]),
+        Route("/v1/models/{model:path}", Unary(core, "GET /v1/models", retrieve_model), methods=["GET"]),
+        Route("/tokenize", Unary(core, "POST /tokenize", tokenize), methods=["POST"]),
+        Route("/detokenize", Unary(core, "POST /detokenize", detokenize), methods=["POST"]),
         Route(spans_path, spans, methods=["POST"]),
         Route("/healthz", Health(lambda: {"ready": True}), methods=["GET"]),
         Route("/readyz", Health(readiness), methods=["GET"]),

@@ -35,7 +35,7 @@ class ChatRequest:
     def read(self) -> None:
         """The rest, once the caller may use the model; raises InvalidRequest."""
         fields = self._fields
-        self.messages = _messages(fields)
+        self.messages = read_messages(fields)
         self.n = parameters.choices_of(fields)
         self.stream, self.include_usage = parameters.streaming_of(fields)
         self.logprobs = _logprobs(fields)
@@ -125,7 +125,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _messages(fields: Fields) -> list[dict[str, Any]]:
+def read_messages(fields: Fields) -> list[dict[str, Any]]:
+    """The conversation, for the template; raises InvalidRequest."""
     raw = fields.required("messages")
     if not isinstance(raw, list):
         raise wrong_type("messages", "an array of messages", raw)

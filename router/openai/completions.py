@@ -204,7 +204,7 @@ def _prompts(fields: Fields) -> list[Prompt]:
     if isinstance(raw[0], (str, list)):
         check_count("prompt", len(raw), PROMPTS_MAX)
         return [_prompt(f"prompt[{place}]", item, type(raw[0])) for place, item in enumerate(raw)]
-    return [_token_ids("prompt", raw)]
+    return [token_ids("prompt", raw)]
 
 
 def _prompt(place: str, raw: Any, kind: type) -> Prompt:
@@ -214,10 +214,11 @@ def _prompt(place: str, raw: Any, kind: type) -> Prompt:
         return str(raw)
     if not raw:
         raise _empty(place)
-    return _token_ids(place, raw)
+    return token_ids(place, raw)
 
 
-def _token_ids(place: str, raw: list[Any]) -> list[int]:
+def token_ids(place: str, raw: list[Any]) -> list[int]:
+    """Token ids as they stand in JSON; raises InvalidRequest."""
     # Most prompts are right: one pass in C, and a slow one to name what is wrong.
     if set(map(type, raw)) == {int} and min(raw) >= 0:
         return raw

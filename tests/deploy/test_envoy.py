@@ -54,6 +54,8 @@ async def test_health_needs_no_credential(client: httpx.AsyncClient, path: str) 
 
 CLOSED = (
     "/v1/models",
+    "/tokenize",
+    "/detokenize",
     "/",
     "/internal/otlp/v1/traces",
     "/metrics",
@@ -73,6 +75,8 @@ NOWHERE = (
     "/internal/otlp/v1/traces",
     "/nowhere",
     "/V1/models",
+    "/tokenize/x",
+    "/Detokenize",
 )
 
 
