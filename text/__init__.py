@@ -3,6 +3,7 @@
 Knows neither torch nor gRPC, and imports no other package of the mesh.
 """
 
+from text.answer_parser import AnswerForm, AnswerParser
 from text.chat_template import ChatTemplate
 from text.detokenizer import Detokenizer, detokenize
 from text.errors import GgufError, TemplateError, TextError, VocabularyError
@@ -11,6 +12,8 @@ from text.stop_strings import StopStrings
 from text.tokenizer import Tokenizer
 
 __all__ = [
+    "AnswerForm",
+    "AnswerParser",
     "ChatTemplate",
     "Detokenizer",
     "GgufError",

@@ -85,6 +85,8 @@ class ByteTokenizer:
 class ByteChatTemplate:
     """`<|role|>content<|end|>` per message; tools and calls are written as JSON."""
 
+    names: frozenset[str] = frozenset({"messages", "tools"})
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

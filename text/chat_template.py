@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NoReturn, Protocol
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -29,6 +30,11 @@ _MAX_REPEAT = 1 << 20
 
 class ChatTemplate(Protocol):
     """Conversation to prompt text."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that the template looks at, such as `tools` or `enable_thinking`."""
+        ...
 
     def render(
         self,
@@ -67,6 +73,9 @@ class JinjaChatTemplate:
         environment = _environment(now)
         self._plain = _compiled(environment, source)
         self._with_tools = self._plain if tool_source is None else _compiled(environment, tool_source)
+        self.names = frozenset(_names(environment, source))
+        if tool_source is not None:
+            self.names |= _names(environment, tool_source) | {"tools"}
 
     def render(
         self,
@@ -142,6 +151,10 @@ def _compiled(environment: _Sandbox, source: str) -> jinja2.Template:
         raise TemplateError(f"the chat template is broken in line {error.lineno}: {error.message}") from error
     except (RecursionError, SyntaxError) as error:
         raise TemplateError(f"the chat template cannot be compiled: {error}") from error
+
+
+def _names(environment: _Sandbox, source: str) -> set[str]:
+    return jinja2.meta.find_undeclared_variables(environment.parse(source))
 
 
 def _bounded(parts: Iterable[str]) -> str:

@@ -22,8 +22,10 @@ from text.chat_template import ChatTemplate, JinjaChatTemplate
 from text.errors import GgufError, VocabularyError
 from text.gguf import GgufFile
 from text.infill import Infill, infill_of
+from text.reasoning import reasoning_of
 from text.sentencepiece import sentencepiece_tokenizer
 from text.tokenizer import Tokenizer
+from text.tool_parsers import GENERIC, format_of
 from text.vocabulary import Vocabulary
 
 _TEMPLATE_KEY = "tokenizer.chat_template"
@@ -40,6 +42,8 @@ class TextModel:
     context_length: int  # tokens, prompt and answer together
     vocab_size: int
     infill: Infill | None = None  # None: the model cannot fill in the middle
+    tool_format: str = GENERIC  # a name of `text.tool_parsers.FORMATS`
+    reasoning: str | None = None  # a name of `text.reasoning.MARKS`; None: it does not think aloud
 
 
 def load_text_model(source: str) -> TextModel:
@@ -73,6 +77,8 @@ def load_text_model(source: str) -> TextModel:
         context_length=_context_length(source, metadata),
         vocab_size=len(vocabulary),
         infill=infill_of(vocabulary),
+        tool_format=format_of(_template_source(metadata, tools=True)),
+        reasoning=reasoning_of(_template_source(metadata)),
     )
 
 
@@ -85,8 +91,8 @@ def _tokenizer(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _chat_template(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> ChatTemplate | None:
-    source = metadata.get(_TEMPLATE_KEY)
-    if not isinstance(source, str) or not source.strip():
+    source = _template_source(metadata)
+    if source is None:
         return None
     tool_source = metadata.get(f"{_TEMPLATE_KEY}.tool_use")
     ids = {
@@ -100,6 +106,13 @@ def _chat_template(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> ChatT
         special_tokens={name: vocabulary.tokens[i] for name, i in ids.items() if i is not None},
         tool_source=tool_source if isinstance(tool_source, str) else None,
     )
+
+
+def _template_source(metadata: Mapping[str, Any], *, tools: bool = False) -> str | None:
+    """The template's text; with `tools`, that of the template for tools if there is one."""
+    source = metadata.get(f"{_TEMPLATE_KEY}.tool_use") if tools else None
+    source = source or metadata.get(_TEMPLATE_KEY)
+    return source if isinstance(source, str) and source.strip() else None
 
 
 def _tiny_context(options: str) -> int:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.core.request import Delta, Scored, Token, TopToken
-from text import Detokenizer, StopStrings, Tokenizer
+from text import AnswerForm, AnswerParser, Detokenizer, StopStrings, Tokenizer
+from text.parts import joined
 
 LOGPROB_LEAST = -9999.0
 
@@ -36,13 +37,19 @@ class Choice:
     """`tokens` counts everything generated, over all placements; `finish` is set once."""
 
     def __init__(
-        self, index: int, tokenizer: Tokenizer, stops: Sequence[str], end_ids: frozenset[int]
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        stops: Sequence[str],
+        end_ids: frozenset[int],
+        form: AnswerForm | None = None,
     ) -> None:
         self.index = index
         self.tokens: list[int] = []
         self.finish: str | None = None
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer)
+        self._parser = AnswerParser(form) if form is not None else None
+        self._detokenizer = Detokenizer(Visible(tokenizer, form.marks) if form is not None else tokenizer)
         self._stops = StopStrings(stops) if stops else None
         self._end_ids = end_ids
         self._decoded = 0
@@ -56,42 +63,56 @@ class Choice:
         if self.ended:
             return None
         delta = Delta(self.index, prompt=row.prompt_logprobs)
+        self._push(row, delta)
+        if self._parser is not None:
+            if delta.finish is not None:
+                joined(delta.parts, self._parser.end())
+            delta.calls = self._parser.calls
+        return delta
+
+    def _push(self, row: Row, delta: Delta) -> None:
         for place, token in enumerate(row.tokens):
             ends = row.finish == "stop" and place == len(row.tokens) - 1
             self.tokens.append(token)
             delta.tokens.append(self._token(token, row, place))
+            thinking = self._parser is not None and self._parser.thinking
             # The token that ends a choice is counted and not shown.
             hidden = ends and (row.stop_token is not None or token in self._end_ids)
-            if hidden:
-                break
-            if self._shown(self._detokenizer.push([token]), delta):
-                return delta
+            stopped = not hidden and self._shown(self._detokenizer.push([token]), delta)
+            if thinking or (self._parser is not None and self._parser.thinking):
+                delta.reasoning_tokens += 1
+            if stopped:
+                return
         if row.finish is not None:
             self._end(row.finish, delta)
-        return delta
 
     def _end(self, finish: str, delta: Delta) -> None:
         rest = self._detokenizer.flush()
         if rest and self._shown(rest, delta):
             return
         if self._stops is not None:
-            delta.text += self._stops.flush()
+            self._show(self._stops.flush(), delta)
         self.finish = delta.finish = finish
 
     def _shown(self, text: str, delta: Delta) -> bool:
         """Adds what may be shown of `text`. True when a stop string has ended the choice."""
         self._decoded += len(text)
         if self._stops is None:
-            delta.text += text
+            self._show(text, delta)
             return False
         if not text:
             return False
         safe, matched = self._stops.push(text)
-        delta.text += safe
+        self._show(safe, delta)
         if matched is None:
             return False
         self.finish = delta.finish = "stop"
         return True
+
+    def _show(self, text: str, delta: Delta) -> None:
+        delta.text += text
+        if self._parser is not None and text:
+            joined(delta.parts, self._parser.push(text))
 
     def _token(self, token: int, row: Row, place: int) -> Token:
         if not row.logprobs:
@@ -113,6 +134,21 @@ def scored_token(tokenizer: Tokenizer, token: int, scored: Scored, text_offset: 
         ),
         text_offset,
     )
+
+
+class Visible:
+    """Bytes of tokens, with the control tokens that a parser has to see given by their name."""
+
+    def __init__(self, tokenizer: Tokenizer, marks: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._marks = {mark.encode() for mark in marks}
+
+    def piece(self, token_id: int, /) -> bytes:
+        piece = self._tokenizer.piece(token_id)
+        if piece:
+            return piece
+        name = self._tokenizer.token_bytes(token_id)
+        return name if name in self._marks else b""
 
 
 def _finite(logprob: float) -> float:

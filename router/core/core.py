@@ -25,7 +25,7 @@ from router.core.outbox import Outbox
 from router.core.policy import CatalogueModel, Organisation, decide, visible
 from router.core.policy_watch import PolicyHolder
 from router.core.quota import Quota, QuotaSlice
-from router.core.request import NOTHING, Ask, Caller, Delta, Usage
+from router.core.request import NOTHING, Ask, Caller, ChatPrompt, Conversation, Delta, Usage
 from router.core.texts import ServedModel, TextModels
 
 
@@ -87,6 +87,10 @@ class Core:
 
     async def encode_chat(self, admitted: Admitted, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         return await self.texts.encode_chat(admitted.model, messages)
+
+    async def prompt_chat(self, admitted: Admitted, conversation: Conversation) -> ChatPrompt:
+        """Renders and tokenises, and says how the answer is to be taken apart; raises InvalidRequest."""
+        return await self.texts.prompt_chat(admitted.model, conversation)
 
     async def start(self, admitted: Admitted, ask: Ask, *, names: Mapping[str, str] = NOTHING) -> Answer:
         """Checks every bound, leases quota and begins. `names`: the face's words for fields."""
@@ -177,7 +181,8 @@ class Answer:
     ) -> Generation:
         exchange, text = self._exchange, admitted.model.text
         choices = [
-            Choice(place * ask.n + i, text.tokenizer, ask.stopping.stop, text.end_ids) for i in range(ask.n)
+            Choice(place * ask.n + i, text.tokenizer, ask.stopping.stop, text.end_ids, ask.form)
+            for i in range(ask.n)
         ]
         return Generation(
             floor,
@@ -203,6 +208,7 @@ class Answer:
         last = self._last_at.get(delta.index)
         self._last_at[delta.index] = now
         self._exchange.generated(len(delta.tokens), None if last is None else now - last)
+        self._exchange.usage.reasoning_tokens += delta.reasoning_tokens
         if delta.finish is not None:
             self._exchange.finish_reasons.append(delta.finish)
         self._outbox.put(delta)

@@ -36,9 +36,7 @@ class Outbox:
         if known is None:
             self._waiting[delta.index] = delta
         else:
-            known.text += delta.text
-            known.tokens += delta.tokens
-            known.finish = delta.finish
+            known.add(delta)
         if delta.finish is not None:
             self._open.discard(delta.index)
         self._news.set()

@@ -6,9 +6,13 @@ which face asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
+
+from text.answer_parser import AnswerForm
+from text.parts import Part, joined
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -57,11 +61,33 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a chat template renders.
+
+    `tools` are `{"type": "function", "function": {…}}`; `variables` are further names for the template.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    calls_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered conversation: its ids, and how the answer to it is to be taken apart (None: it is text)."""
+
+    ids: list[int]
+    form: AnswerForm | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """One request: `n` continuations of each prompt. Choice i of prompt p has index p * n + i.
 
     `prompt_logprobs` is the number of alternatives per prompt token where prompts are scored,
     None where they are not. A scored prompt finds nothing in the caches and leaves nothing there.
+    With a `form` deltas carry `parts`.
     """
 
     model: str
@@ -71,6 +97,7 @@ class Ask:
     stopping: Stopping = Stopping()
     metadata: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     prompt_logprobs: int | None = None
+    form: AnswerForm | None = None
 
 
 # Of one position: the token's log-probability, and alternatives (id, log-probability), best first.
@@ -109,7 +136,9 @@ class Delta:
 
     `finish` is "stop" or "length" on the last delta of the choice. A delta may
     have tokens and no text (a stop string may be beginning). `prompt` is on the first delta
-    of a choice whose prompt is scored: one entry per prompt token after the first.
+    of a choice whose prompt is scored: one entry per prompt token after the first. `parts` is
+    the text taken apart, if the request asked for that; `calls` counts the tool calls that
+    have begun in the choice so far.
     """
 
     index: int
@@ -117,6 +146,19 @@ class Delta:
     tokens: list[Token] = field(default_factory=list)
     finish: str | None = None
     prompt: tuple[Scored, ...] | None = None
+    parts: list[Part] = field(default_factory=list)
+    calls: int = 0
+    reasoning_tokens: int = 0
+
+    def add(self, more: Delta) -> None:
+        """What has become visible after this, of the same choice."""
+        self.text += more.text
+        self.tokens += more.tokens
+        self.finish = more.finish or self.finish
+        self.prompt = more.prompt or self.prompt
+        joined(self.parts, more.parts)
+        self.calls = more.calls
+        self.reasoning_tokens += more.reasoning_tokens
 
 
 @dataclass(slots=True)
@@ -126,3 +168,4 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0

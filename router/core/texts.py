@@ -12,14 +12,19 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from mesh.errors import InvalidRequest, Unavailable
 from router.core.limits import check_context
 from router.core.policy import CatalogueModel, Snapshot
-from text import TemplateError, TextModel
+from router.core.request import ChatPrompt, Conversation
+from text import AnswerForm, TemplateError, TextModel
+from text.conversation import has_calls, plainly
+from text.reasoning import open_in
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Text that is tokenised on the event loop: well under a millisecond.
 INLINE_CHARS = 2048
@@ -92,15 +97,19 @@ class TextModels:
 
     async def encode_chat(self, model: ServedModel, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a conversation, ready for the assistant's answer; raises InvalidRequest."""
-        size = sum(len(content) for m in messages if isinstance(content := m.get("content"), str))
-        return await self._run(size, _encode_chat, model, messages)
+        return await self._run(_size(messages), _encode_chat, model, messages)
+
+    async def prompt_chat(self, model: ServedModel, conversation: Conversation) -> ChatPrompt:
+        """A conversation with all that belongs to it, ready for the answer; raises InvalidRequest."""
+        size = INLINE_CHARS + 1 if conversation.tools else _size(conversation.messages)
+        return await self._run(size, _prompt_chat, model, conversation)
 
     async def close(self) -> None:
         for name in list(self._loading):
             self._forget(name)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, size: int, work: Callable[..., list[int]], *args: Any) -> list[int]:
+    async def _run(self, size: int, work: Callable[..., T], *args: Any) -> T:
         if size <= INLINE_CHARS:
             return work(*args)
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
@@ -183,22 +192,56 @@ def _encode_infill(model: ServedModel, prefix: str | list[int], suffix: str) -> 
     return infill.prompt(before, encode(suffix, add_special=False, parse_special=True))
 
 
+def _size(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Characters to render, about; calls are never few."""
+    calls = INLINE_CHARS * sum(bool(message.get("tool_calls")) for message in messages)
+    return calls + sum(len(content) for m in messages if isinstance(content := m.get("content"), str))
+
+
 def _encode_chat(model: ServedModel, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    template = model.text.chat_template
+    return _prompt_chat(model, Conversation(messages)).ids
+
+
+def _prompt_chat(model: ServedModel, conversation: Conversation) -> ChatPrompt:
+    text = model.text
+    template = text.chat_template
     if template is None:
         raise InvalidRequest(
             "This model has no chat template. Use the completions endpoint.",
             code="unsupported_model",
             param="model",
         )
+    unknown = sorted(set(conversation.variables) - template.names)
+    if unknown:
+        raise InvalidRequest(
+            f"Invalid 'chat_template_kwargs': this model's chat template does not use '{unknown[0][:64]}'.",
+            code="invalid_value",
+            param="chat_template_kwargs",
+        )
+    messages, tools = conversation.messages, list(conversation.tools) or None
     try:
-        rendered = template.render(messages)
+        if "tools" not in template.names and (tools or has_calls(messages)):
+            messages, tools = plainly(messages, tools, text.tool_format), None
+        rendered = template.render(messages, tools=tools, variables=conversation.variables)
     except TemplateError as error:
         raise InvalidRequest(
             f"The model's chat template refuses these messages: {error}", param="messages"
         ) from error
     _check_size(model, rendered, "messages")
-    return model.text.tokenizer.encode(rendered, add_special=False, parse_special=True)
+    ids = text.tokenizer.encode(rendered, add_special=False, parse_special=True)
+    return ChatPrompt(ids, _form(text, conversation, rendered))
+
+
+def _form(text: TextModel, conversation: Conversation, rendered: str) -> AnswerForm | None:
+    if not conversation.tools and text.reasoning is None:
+        return None
+    return AnswerForm(
+        tools=text.tool_format if conversation.tools else None,
+        functions=frozenset(str(tool["function"]["name"]) for tool in conversation.tools),
+        reasoning=text.reasoning,
+        calls_max=conversation.calls_max,
+        thinking=text.reasoning is not None and open_in(rendered, text.reasoning),
+    )
 
 
 def _check_size(model: ServedModel, text: str, param: str) -> None:

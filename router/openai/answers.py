@@ -42,7 +42,7 @@ class Dialect(Protocol):
     def usage(self, usage: Usage) -> dict[str, Any]: ...
     def chunk_head(self, head: Mapping[str, Any]) -> dict[str, Any]: ...
     def first(self, index: int) -> dict[str, Any] | None: ...
-    def content(self, delta: Delta) -> dict[str, Any] | None: ...
+    def content(self, delta: Delta) -> Sequence[dict[str, Any]]: ...
     def finish(self, delta: Delta) -> dict[str, Any] | None: ...
 
 
@@ -107,11 +107,7 @@ async def send_whole(
     whole = {index: Delta(index) for index in range(answer.choices)}
     while deltas := await connection.unless_gone(answer.take()):
         for delta in deltas:
-            choice = whole[delta.index]
-            choice.text += delta.text
-            choice.tokens += delta.tokens
-            choice.finish = delta.finish or choice.finish
-            choice.prompt = delta.prompt or choice.prompt
+            whole[delta.index].add(delta)
     data = _encode(dialect.answer(head, list(whole.values()), answer.usage))
     await send_json(connection, 200, data, headers())
 
@@ -176,7 +172,7 @@ class _Events:
         if delta.index not in self._opened:
             self._opened.add(delta.index)
             parts.append(self._dialect.first(delta.index))
-        parts.append(self._dialect.content(delta))
+        parts.extend(self._dialect.content(delta))
         if delta.finish is not None:
             parts.append(self._dialect.finish(delta))
         return b"".join(self._prefix + _encode([part]) + self._suffix for part in parts if part is not None)

@@ -13,13 +13,14 @@ from typing import Any
 from mesh.errors import InvalidRequest
 from router.core.core import Admitted, Core
 from router.core.limits import LOGPROBS_MAX
-from router.core.request import Ask, Delta, Token, Usage
+from router.core.request import Ask, Conversation, Delta, Token, Usage
 from router.openai import parameters
-from router.openai.fields import Fields, wrong_type
+from router.openai.fields import Fields
+from router.openai.messages import read_messages
+from router.openai.tools import tools_of
+from text.parts import Part, Reasoning, Text, ToolCallArguments, ToolCallStart
 
 OBJECT, CHUNK_OBJECT, ID_PREFIX = "chat.completion", "chat.completion.chunk", "chatcmpl-"
-ROLES = frozenset({"system", "developer", "user", "assistant"})
-MESSAGES_MAX = 16_384
 
 
 class ChatRequest:
@@ -47,6 +48,13 @@ class ChatRequest:
             name = "max_completion_tokens"
         self.names = {**self.names, "max_tokens": name}
         self.stopping = parameters.stopping_of(fields, self.max_tokens)
+        self.tools = tools_of(fields)
+        if self.tools.forced or any(tool.strict for tool in self.tools.tools):
+            raise InvalidRequest(
+                "Unsupported value: a forced or strict call is not supported with this model.",
+                code="unsupported_value",
+                param="tool_choice" if self.tools.forced else "tools",
+            )
         self.metadata = parameters.metadata_of(fields)
         parameters.accept_harmless(fields)
         _refuse_unserved(fields)
@@ -54,8 +62,20 @@ class ChatRequest:
 
     async def ask(self, core: Core, admitted: Admitted) -> Ask:
         """Renders and tokenises."""
-        ids = await core.encode_chat(admitted, self.messages)
-        return Ask(self.model, (ids,), self.n, self.sampling, self.stopping, self.metadata)
+        tools = [tool.shown() for tool in self.tools.tools]
+        prompt = await core.prompt_chat(
+            admitted, Conversation(self.messages, tools, calls_max=None if self.tools.parallel else 1)
+        )
+        self._taken_apart = prompt.form is not None
+        return Ask(
+            self.model,
+            (prompt.ids,),
+            self.n,
+            self.sampling,
+            self.stopping,
+            self.metadata,
+            form=prompt.form,
+        )
 
     def answer(self, head: Mapping[str, Any], choices: Sequence[Delta], usage: Usage) -> dict[str, Any]:
         """The whole answer."""
@@ -75,30 +95,76 @@ class ChatRequest:
     def _choice(self, choice: Delta) -> dict[str, Any]:
         answer: dict[str, Any] = {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []},
-            "finish_reason": choice.finish,
+            "message": self._message(choice),
+            "finish_reason": self.tools.finish(choice.finish, choice.calls),
         }
         if self.logprobs is not None:
             answer["logprobs"] = _logprobs_object(choice.tokens)
         return answer
+
+    def _message(self, choice: Delta) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if not choice.parts:
+            return {**message, "annotations": []}
+        message["content"] = "".join(part.text for part in choice.parts if isinstance(part, Text))
+        message["annotations"] = []
+        thought = "".join(part.text for part in choice.parts if isinstance(part, Reasoning))
+        if thought:
+            message["reasoning_content"] = thought
+        calls = _calls(choice.parts)
+        if calls:
+            message["content"] = message["content"] or None
+            if self.tools.legacy:
+                message["function_call"] = calls[0]["function"]
+            else:
+                message["tool_calls"] = calls
+        return message
 
     def chunk_head(self, head: Mapping[str, Any]) -> dict[str, Any]:
         """What all chunks of a stream have in common."""
         return {**head, "object": CHUNK_OBJECT, "service_tier": "default", "system_fingerprint": None}
 
     def first(self, index: int) -> dict[str, Any] | None:
-        """The chunk that opens a choice."""
-        return self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None, ())
+        """The chunk that opens a choice. There is no text to come where a call is forced."""
+        content = None if self.tools.forced else ""
+        return self._chunk(index, {"role": "assistant", "content": content, "refusal": None}, None, ())
 
-    def content(self, delta: Delta) -> dict[str, Any] | None:
-        """What a delta shows; None if it is nothing."""
-        if not delta.text and not (self.logprobs is not None and delta.tokens):
-            return None
-        return self._chunk(delta.index, {"content": delta.text}, None, delta.tokens)
+    def content(self, delta: Delta) -> list[dict[str, Any]]:
+        """What a delta shows, one chunk for each part; its log-probabilities are on the first."""
+        tokens: Sequence[Token] = delta.tokens if self.logprobs is not None else ()
+        if delta.parts:
+            shown = [shown for part in delta.parts if (shown := self._part(part)) is not None]
+        else:
+            # Without a form there are no parts; with one there is nothing to show yet.
+            shown = [{"content": delta.text}] if delta.text and not self._taken_apart else []
+        if tokens and not shown:
+            shown = [{"content": ""}]
+        return [
+            self._chunk(delta.index, each, None, () if place else tokens) for place, each in enumerate(shown)
+        ]
+
+    def _part(self, part: Part) -> dict[str, Any] | None:
+        if isinstance(part, Text):
+            return {"content": part.text}
+        if isinstance(part, Reasoning):
+            return {"reasoning_content": part.text}
+        if isinstance(part, ToolCallStart):
+            function = {"name": part.name, "arguments": ""}
+            if self.tools.legacy:
+                return {"function_call": function}
+            return {
+                "tool_calls": [{"index": part.index, "id": part.id, "type": "function", "function": function}]
+            }
+        if isinstance(part, ToolCallArguments):
+            fragment = {"arguments": part.text}
+            if self.tools.legacy:
+                return {"function_call": fragment}
+            return {"tool_calls": [{"index": part.index, "function": fragment}]}
+        return None
 
     def finish(self, delta: Delta) -> dict[str, Any] | None:
         """The last chunk of a choice."""
-        return self._chunk(delta.index, {}, delta.finish, ())
+        return self._chunk(delta.index, {}, self.tools.finish(delta.finish, delta.calls), ())
 
     def _chunk(
         self, index: int, delta: Mapping[str, Any], finish: str | None, tokens: Sequence[Token]
@@ -117,101 +183,12 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "audio_tokens": 0},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": usage.reasoning_tokens,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
         },
     }
-
-
-def read_messages(fields: Fields) -> list[dict[str, Any]]:
-    """The conversation, for the template; raises InvalidRequest."""
-    raw = fields.required("messages")
-    if not isinstance(raw, list):
-        raise wrong_type("messages", "an array of messages", raw)
-    if not raw:
-        raise InvalidRequest(
-            "Invalid 'messages': empty array. Expected an array with minimum length 1, "
-            "but got an empty array instead.",
-            code="empty_array",
-            param="messages",
-        )
-    if len(raw) > MESSAGES_MAX:
-        raise InvalidRequest(
-            f"Invalid 'messages': expected at most {MESSAGES_MAX}.",
-            code="array_above_max_length",
-            param="messages",
-        )
-    return [_message(place, message) for place, message in enumerate(raw)]
-
-
-def _message(place: int, raw: Any) -> dict[str, Any]:
-    where = f"messages[{place}]"
-    if not isinstance(raw, dict):
-        raise wrong_type(where, "an object", raw)
-    fields = Fields(raw, where)
-    role = fields.required("role")
-    if role in ("tool", "function"):
-        raise InvalidRequest(
-            f"Unsupported value: '{where}.role' does not support '{role}' with this model.",
-            code="unsupported_value",
-            param=f"{where}.role",
-        )
-    if not isinstance(role, str) or role not in ROLES:
-        raise InvalidRequest(
-            f"Invalid value: '{where}.role'. Supported values are: {', '.join(sorted(ROLES))}.",
-            code="invalid_value",
-            param=f"{where}.role",
-        )
-    message: dict[str, Any] = {"role": role, "content": _content(fields)}
-    name = fields.string("name")
-    if name is not None:
-        message["name"] = name
-    for unserved in ("tool_calls", "function_call", "audio"):
-        fields.unsupported(unserved, ([],))
-    # What an assistant's message of an earlier answer carries.
-    fields.ignored("refusal", "annotations")
-    fields.end()
-    return message
-
-
-def _content(fields: Fields) -> str:
-    """Text, or text parts joined as the templates' own tools join them."""
-    place = fields.place("content")
-    raw = fields.take("content")
-    if isinstance(raw, str):
-        return raw
-    if not isinstance(raw, list):
-        raise wrong_type(place, "a string or an array of text parts", raw)
-    if not raw:
-        raise InvalidRequest(
-            f"Invalid '{place}': empty array. Expected an array with minimum length 1, "
-            "but got an empty array instead.",
-            code="empty_array",
-            param=place,
-        )
-    return "\n".join(_part(f"{place}[{index}]", part) for index, part in enumerate(raw))
-
-
-def _part(place: str, raw: Any) -> str:
-    if not isinstance(raw, dict):
-        raise wrong_type(place, "an object", raw)
-    fields = Fields(raw, place)
-    kind = fields.required("type")
-    if kind not in ("text", "refusal"):
-        shown = kind if isinstance(kind, str) else "?"
-        raise InvalidRequest(
-            f"Unsupported value: '{place}.type' does not support '{shown[:32]}' with this model.",
-            code="unsupported_value",
-            param=f"{place}.type",
-        )
-    text = fields.required(kind)
-    if not isinstance(text, str):
-        raise wrong_type(f"{place}.{kind}", "a string", text)
-    fields.ignored("prompt_cache_breakpoint")
-    fields.end()
-    return text
 
 
 def _logprobs(fields: Fields) -> int | None:
@@ -241,15 +218,23 @@ def _logprobs(fields: Fields) -> int | None:
 
 
 def _refuse_unserved(fields: Fields) -> None:
-    fields.unsupported("tools", ([],))
-    fields.unsupported("tool_choice", ("none", "auto"))
-    fields.unsupported("functions", ([],))
-    fields.unsupported("function_call", ("none", "auto"))
     fields.unsupported("response_format", ({"type": "text"},))
     fields.unsupported("modalities", (["text"],))
     fields.unsupported("reasoning_effort", ("none",))
     for name in ("audio", "prediction", "web_search_options", "verbosity", "moderation"):
         fields.unsupported(name)
+
+
+def _calls(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """The calls of a whole answer, in order."""
+    calls: list[dict[str, Any]] = []
+    for part in parts:
+        if isinstance(part, ToolCallStart):
+            function = {"name": part.name, "arguments": ""}
+            calls.append({"id": part.id, "type": "function", "function": function})
+        elif isinstance(part, ToolCallArguments):
+            calls[part.index]["function"]["arguments"] += part.text
+    return calls
 
 
 def _logprobs_object(tokens: Sequence[Token]) -> dict[str, Any]:

@@ -125,11 +125,11 @@ class CompletionRequest:
         """Completions have no opening chunk."""
         return None
 
-    def content(self, delta: Delta) -> dict[str, Any] | None:
+    def content(self, delta: Delta) -> list[dict[str, Any]]:
         """What a delta shows; the last one carries the finish reason."""
         begins = self.echo and delta.index not in self._begun
         shows = delta.text or (self.logprobs is not None and delta.tokens) or delta.finish or begins
-        return self._choice(delta, delta.finish) if shows else None
+        return [self._choice(delta, delta.finish)] if shows else []
 
     def finish(self, delta: Delta) -> dict[str, Any] | None:
         """It came with the last content."""

@@ -35,7 +35,6 @@ HARMLESS = (
     "prompt_cache_key",
     "prompt_cache_retention",
     "prompt_cache_options",
-    "parallel_tool_calls",
 )
 
 

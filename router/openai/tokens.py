@@ -14,9 +14,9 @@ from router.core.core import Admitted
 from router.core.limits import check_count
 from router.core.texts import text_of
 from router.openai import parameters
-from router.openai.chat import read_messages
 from router.openai.completions import token_ids
 from router.openai.fields import Fields
+from router.openai.messages import read_messages
 from router.openai.unary import Call
 from text import Tokenizer
 

@@ -49,7 +49,7 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
         {"a": 1}, "x", {str(i): "x" for i in range(17)}, {"k" * 65: "x"}, {"k": "x" * 513},
     )],
     *[(name, {name: value}) for name, value in (
-        ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("functions", [{"name": "f"}]),
+        ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("functions", [{"name": "f g"}]),
         ("response_format", {"type": "json_object"}), ("modalities", ["audio"]), ("audio", {"voice": "x"}),
         ("prediction", {"type": "content"}), ("web_search_options", {}), ("reasoning_effort", "high"),
         ("verbosity", "low"), ("best_of", 2), ("echo", True), ("guided_json", {}), ("temprature", 1),
