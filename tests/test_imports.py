@@ -21,8 +21,9 @@ MAY_IMPORT = {
     "router": {"kvmesh", "mesh", "text"},
     "kvstore": {"kvmesh", "mesh"},
     "iam_authz": {"kvmesh", "mesh"},
+    "bench": {"mesh", "engine", "kernels", "text"},
 }
-OURS = {*MAY_IMPORT, "kvmesh", "bench"}
+OURS = {*MAY_IMPORT, "kvmesh"}
 WITHOUT_TORCH = ("text", "deploy", "mesh", "router", "kvstore", "iam_authz")
 
 

@@ -11,7 +11,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.cpu.lower import Lowering, matrices
+from engine.cpu.lower import Lowering, matrices, multiply_adds
 from engine.cpu.shelf import Shelf, most_bytes
 from engine.errors import EngineError
 from engine.executor import (
@@ -67,6 +67,7 @@ class CpuExecutor:
         lowering = Lowering(self._engine, self._shelf, program, layout, hyper.context_length)
         lowering.run()
         self.workspace_bytes = self._engine.plan(rows_at_once, hyper.context_length)
+        self.multiply_adds = multiply_adds(program.operations)
         self._padding = model.padding_ids
         self._has_logits = program.result is not None
         self._pages = 0

@@ -232,3 +232,10 @@ def _picked(tensor: Tensor) -> bool:
 def matrices(operations: Sequence[Operation]) -> list[Linear | Embed]:
     """The operations that have a matrix."""
     return [op for op in operations if isinstance(op, Linear | Embed)]
+
+
+def multiply_adds(operations: Sequence[Operation]) -> tuple[int, int]:
+    """Of the matrices, per row of a step, and per row that needs logits on top."""
+    linears = [op for op in operations if isinstance(op, Linear)]
+    sizes = [(op.weight.rows * op.weight.columns, _picked(op.x)) for op in linears]
+    return sum(size for size, picked in sizes if not picked), sum(size for size, picked in sizes if picked)

@@ -96,7 +96,7 @@ def module_units() -> list[Unit]:
     units = core_units()
     units += [
         Unit(HERE / "module" / name, (*binding, *_STRICT))
-        for name in ("module.cpp", "threads.cpp", "cpu.cpp")
+        for name in ("module.cpp", "threads.cpp", "cpu.cpp", "peak.cpp")
     ]
     units.append(Unit(Path(nanobind.source_dir()) / "nb_combined.cpp", (*binding, "-w")))
     return units

@@ -24,13 +24,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words == ["--version"]:
         words = ["version"]
+    if words[:1] == ["bench"]:
+        # Its own program: benchmarks load the engine, which nothing here may know.
+        return _guarded(lambda: _bench(words[1:]))
     arguments = parser().parse_args(words, argparse.Namespace(argv=words))
     if not hasattr(arguments, "module"):
         parser().print_help()
         return 2
     handler: Handler = importlib.import_module(f"mesh.cli.{arguments.module}").run
+    return _guarded(lambda: handler(arguments))
+
+
+def _guarded(command: Callable[[], int]) -> int:
     try:
-        return handler(arguments)
+        return command()
     except Failure as failure:
         print(f"{PROGRAM}: {failure}", file=sys.stderr)
         return failure.status
@@ -40,6 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _bench(words: Sequence[str]) -> int:
+    try:
+        command = importlib.import_module("bench.command")
+    except ModuleNotFoundError as error:
+        raise Failure(f"benchmarks need a checkout of the source ({error})") from error
+    status: int = command.main(words, program=f"{PROGRAM} bench")
+    return status
 
 
 def parser() -> argparse.ArgumentParser:
@@ -72,6 +88,9 @@ def parser() -> argparse.ArgumentParser:
         "--port", type=int, help="the edge's port to be (default 8080, or that of the mesh that runs)"
     )
     _add_development(commands)
+    _command(
+        commands, "bench", "", "Measures: engine, serve, accuracy, …; 'bench --help' lists them.", state=False
+    )
     _command(commands, "version", "version", "Shows the versions of kvmesh and its parts.", state=False)
     return top
 

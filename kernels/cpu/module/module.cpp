@@ -18,6 +18,7 @@
 
 #include "cpu.h"
 #include "pack.h"
+#include "peak.h"
 #include "program.h"
 #include "step.h"
 #include "threads.h"
@@ -347,6 +348,19 @@ void run_store(const std::string& isa, Array<const float, 1> x, const std::strin
   kernels->store(x.data(), whole(x.size()), type, out.data());
 }
 
+// What benchmarks measure the machine with.
+
+double run_peak_int8(const std::string& isa, std::int64_t rounds) {
+  if (kv::choose_kernels(isa.c_str()) == nullptr || rounds < 1) throw std::invalid_argument("no such kernel or size");
+  const nb::gil_scoped_release release;
+  return kv::run_peak_int8(isa.c_str(), rounds);
+}
+
+std::uint64_t read_all(Array<const std::uint8_t, 1> data) {
+  const nb::gil_scoped_release release;
+  return kv::read_all(data.data(), data.size());
+}
+
 }  // namespace
 
 NB_MODULE(_kvmesh_cpu, m) {
@@ -358,6 +372,8 @@ NB_MODULE(_kvmesh_cpu, m) {
   m.def("has_isa", [](const std::string& isa) { return kv::choose_kernels(isa.c_str()) != nullptr; });
   m.def("run_exp", &run_exp, "isa"_a, "x"_a, "out"_a);
   m.def("run_store", &run_store, "isa"_a, "x"_a, "dtype"_a, "out"_a);
+  m.def("run_peak_int8", &run_peak_int8, "isa"_a, "rounds"_a);
+  m.def("read_all", &read_all, "data"_a);
   nb::class_<Engine>(m, "Engine")
       .def(nb::init<int, const std::string&>(), "threads"_a, "isa"_a)
       .def_prop_ro("isa", &Engine::isa)
