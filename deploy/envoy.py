@@ -26,6 +26,10 @@ BODY_LIMIT_BYTES = 8 * 1024 * 1024
 # until its end, which is why this is generous.
 STREAM_IDLE_TIMEOUT_S = 1800.0
 OTLP_FLUSH_MS = 1000
+# An Envoy that was replaced ends so long after its successor began.
+RETIRE_S = 600.0
+# Then it has told its clients to go elsewhere, and listens no more.
+_DRAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,23 +150,59 @@ def arguments(binary: Path, document: Path) -> list[str]:
         str(document),
         "--concurrency",
         "1",
-        "--disable-hot-restart",
         "--log-level",
         "warning",
         "--file-flush-interval-msec",
         "1000",
         "--drain-time-s",
-        "5",
+        f"{_DRAIN_S:g}",
         "--drain-strategy",
         "immediate",
     ]
 
 
+class EdgeLife:
+    """Names each Envoy of one mesh, so that a successor takes the listening sockets from its
+    predecessor (hot restart): no connection is refused, and the predecessor goes on with what
+    it answers, for `RETIRE_S` at most. `ids` are this mesh's alone on this machine.
+
+    A predecessor that ends early would take its successor with it, which wants to tell it
+    to end; so nobody else may end it before. After a crash everything has a new name.
+    """
+
+    def __init__(self, ids: range) -> None:
+        self._ids = ids
+        self._cold = -1
+        self._epoch = 0
+
+    def arguments(self, run: Path, *, taking_over: bool) -> list[str]:
+        """More for the command line of the next start; its sockets lie in `run`."""
+        if taking_over:
+            self._epoch += 1
+        else:
+            self._cold, self._epoch = (self._cold + 1) % len(self._ids), 0
+        return [
+            "--base-id",
+            str(self._ids[self._cold]),
+            "--restart-epoch",
+            str(self._epoch),
+            "--socket-path",
+            str(run / "envoy-hot"),
+            "--socket-mode",
+            "600",
+            "--parent-shutdown-time-s",
+            f"{RETIRE_S:g}",
+            "--skip-hot-restart-parent-stats",
+        ]
+
+
 __all__ = [
     "BODY_LIMIT_BYTES",
     "IAM_INTERNAL",
+    "RETIRE_S",
     "CertificateFiles",
     "EdgeConfig",
+    "EdgeLife",
     "RouterEndpoint",
     "UpstreamTls",
     "arguments",

@@ -53,6 +53,8 @@ def authz_listener(edge: EdgeConfig) -> dict[str, Any]:
         "retry_policy": {
             "retry_on": "connect-failure,refused-stream,reset,unavailable",
             "num_retries": _RETRIES,
+            # One that hangs is given up in time to ask another.
+            "per_try_timeout": seconds(edge.authz_timeout_s / 4),
             "retry_back_off": {
                 "base_interval": seconds(_RETRY_BASE_S),
                 "max_interval": seconds(_RETRY_MAX_S),

@@ -219,3 +219,8 @@ def _service(raw: dict[str, Any]) -> ServiceConfig:
     )
     fields.end()
     return config
+
+
+def drain_file(run_dir: Path, name: str) -> Path:
+    """Where the supervisor writes how long a process may finish its work, if not as long as usual."""
+    return run_dir / f"{name}.drain"

@@ -118,6 +118,12 @@ class News:
 
     # Members
 
+    def hush(self) -> None:
+        """Another process speaks under our name from now on: no more announcements."""
+        self._member = None
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+
     async def announce(self, member: Member) -> None:
         """Tells everyone now, every 5 s, and whenever somebody asks. Call it again on a change."""
         first = self._member is None

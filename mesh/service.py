@@ -17,13 +17,14 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import grpc.aio
 import uvloop
 from opentelemetry.trace import Tracer
 from prometheus_client import CollectorRegistry, Gauge
 
-from mesh.config import ConfigError, ServiceConfig, load_config
+from mesh.config import ConfigError, ServiceConfig, drain_file, load_config
 from mesh.errors import MeshError
 from mesh.files import write_atomically
 from mesh.identity import ServiceIdentity, TokenVerifier
@@ -145,7 +146,7 @@ class ServiceRuntime:
     async def _spread_ready(self) -> None:
         if self.rpc is not None:
             await self.rpc.set_serving(self._ready)
-        if self._member is not None:
+        if self._member is not None and not self.replaced:
             self._member = replace(self._member, ready=self._ready)
             if self.nats is not None:
                 await self.nats.announce(self._member)
@@ -160,7 +161,29 @@ class ServiceRuntime:
         task.add_done_callback(self._background.discard)
         return task
 
+    @property
+    def _status_file(self) -> Path:
+        return self.config.run_dir / f"{self.config.name}.json"
+
+    @property
+    def replaced(self) -> bool:
+        """Whether another process of this name has taken over and this one only finishes."""
+        try:
+            said = json.loads(self._status_file.read_bytes())
+        except (OSError, ValueError):
+            return False
+        return said.get("pid") != os.getpid() and float(said.get("started_at", 0.0)) > self._started_at
+
+    def drain_s(self, configured_s: float) -> float:
+        """How long running work may take after SIGTERM: as configured, or as `kvmesh drain` was told."""
+        try:
+            return float(drain_file(self.config.run_dir, self.config.name).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return configured_s
+
     def _write_status(self) -> None:
+        if self.replaced:
+            return
         status = {
             "name": self.config.name,
             "role": self.config.role,
@@ -171,8 +194,7 @@ class ServiceRuntime:
             "ready": self._ready,
             "started_at": self._started_at,
         }
-        path = self.config.run_dir / f"{self.config.name}.json"
-        write_atomically(path, json.dumps(status).encode() + b"\n")
+        write_atomically(self._status_file, json.dumps(status).encode() + b"\n")
 
     async def open(self) -> None:
         """Starts metrics, tracing and news."""
@@ -196,7 +218,8 @@ class ServiceRuntime:
             task.cancel()
         await self._metrics.close()
         await asyncio.to_thread(self._tracing.close)
-        (self.config.run_dir / f"{self.config.name}.json").unlink(missing_ok=True)
+        if not self.replaced:
+            self._status_file.unlink(missing_ok=True)
 
 
 Serve = Callable[[ServiceRuntime], Awaitable[None]]
@@ -207,7 +230,7 @@ async def run_service(config: ServiceConfig, serve: Serve) -> None:
     runtime = ServiceRuntime(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _stop, runtime.stopping, number)
+        loop.add_signal_handler(number, _stop, runtime, number)
     await runtime.open()
     log.info("started")
     try:
@@ -217,10 +240,12 @@ async def run_service(config: ServiceConfig, serve: Serve) -> None:
         log.info("stopped")
 
 
-def _stop(stopping: asyncio.Event, number: int) -> None:
-    if stopping.is_set():
+def _stop(runtime: ServiceRuntime, number: int) -> None:
+    if runtime.stopping.is_set():
         os._exit(128 + number)
-    stopping.set()
+    if runtime.nats is not None and runtime.replaced:
+        runtime.nats.hush()
+    runtime.stopping.set()
 
 
 def main(serve: Serve, argv: Iterable[str] | None = None) -> None:

@@ -91,7 +91,7 @@ async def serve(runtime: ServiceRuntime) -> None:
             raise kv.failed.result()
         service.draining = True
         await announce(draining=True)
-        await loop.drain(options.drain_s)
+        await loop.drain(runtime.drain_s(options.drain_s))
     finally:
         stopping.cancel()
         reporting.cancel()

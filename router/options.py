@@ -11,6 +11,7 @@
 | step_stuck_s | 60 | beats without a step that make it hung |
 | prefill_stalled_s | 5 | silence of a running prefill that makes it hung |
 | policy_usable_s | 60 | how long decisions are made without IAM |
+| drain_s | 600 | how long answers that run may take after SIGTERM |
 | model_cache | `<state>/cache` | where model files are kept |
 """
 
@@ -37,6 +38,7 @@ NAMES = frozenset(
         "step_stuck_s",
         "prefill_stalled_s",
         "policy_usable_s",
+        "drain_s",
         "model_cache",
     }
 )
@@ -52,6 +54,7 @@ class RouterOptions:
     liveness: Liveness
     run_patience: RunPatience
     policy_usable_s: float
+    drain_s: float
     model_cache: Path
 
     @classmethod
@@ -81,6 +84,7 @@ class RouterOptions:
             ),
             run_patience=RunPatience(stalled_s=_number(options, "prefill_stalled_s", runs.stalled_s)),
             policy_usable_s=_number(options, "policy_usable_s", 60.0),
+            drain_s=_number(options, "drain_s", 600.0),
             model_cache=Path(str(options.get("model_cache", config.state_dir / "cache"))),
         )
 

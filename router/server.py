@@ -7,7 +7,6 @@ where work is done (workers, queue), the two faces, and the news.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import secrets
@@ -46,7 +45,6 @@ from text import TextModel, load_text_model
 
 log = logging.getLogger(__name__)
 
-DRAIN_S = 20.0
 # Until then whoever comes is better off with another router, or waits for this one.
 FIRST_POLICY_S = 5.0
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -89,6 +87,7 @@ class Router:
             openai_app(self.core, runtime.verifier, self.spans, self.readiness),
             socket_path=options.openai_socket,
             port=options.openai_port,
+            grace_s=options.drain_s,
         )
         self._serving = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,11 +111,12 @@ class Router:
         self.runtime.announce(extra={"openai": self.http.address})
 
     async def stop(self) -> None:
-        """No new requests; running ones may finish for a while."""
+        """No new requests; running ones may finish: a stream that was begun cannot move to another router."""
         self.runtime.ready(False)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_S):
-                await self.http.stop()
+        faces = [self.http.stop()]
+        if self.runtime.rpc is not None:
+            faces.append(self.runtime.rpc.stop(self.runtime.drain_s(self.options.drain_s)))
+        await asyncio.gather(*faces)
         for task in tuple(self._tasks):
             task.cancel()
         await self.fleet.close()

@@ -68,8 +68,7 @@ def parser() -> argparse.ArgumentParser:
     _command(commands, "down", "stop", "Drains and stops the mesh.")
     status = _command(commands, "status", "status", "Shows every process of the mesh.")
     status.add_argument("--json", action="store_true", help="for programs")
-    restart = _command(commands, "restart", "restart", "Restarts one process, all of a role, or all.")
-    restart.add_argument("name", nargs="?", default="all", help="a process, a role, or all (default)")
+    _add_replacing(commands)
     _add_chat(commands)
     _add_keys(commands)
     _add_models(commands)
@@ -107,6 +106,7 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         up.add_argument(
             f"--{role}", type=int, metavar="N", help=f"how many {role} processes{per} (default 1)"
         )
+    up.add_argument("--iam", type=int, metavar="N", help="how many iam processes (default 2)")
     up.add_argument(
         "--kv-memory", metavar="SIZE", help="memory for pages (default a quarter of what is free, ≤ 4G)"
     )
@@ -131,6 +131,20 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     # For tests: pages per model instead of memory. And what --detach runs in the background.
     up.add_argument("--page-pool", type=int, metavar="N", help=argparse.SUPPRESS)
     up.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
+
+
+def _add_replacing(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    restart = _command(commands, "restart", "restart", "Restarts one process, all of a role, or all.")
+    restart.add_argument("name", nargs="?", default="all", help="a process, a role, or all (default)")
+    drain = _command(commands, "drain", "drain", "Takes a process out of service, after its work.")
+    drain.add_argument("name", help="a process, or a role: router, prefill, decode or iam")
+    drain.add_argument(
+        "--within",
+        type=float,
+        metavar="SECONDS",
+        help="then a worker's requests move (default drain_s), a router's end (default 600)",
+    )
+    drain.add_argument("--force", action="store_true", help="also the last one that does this work")
 
 
 def _add_chat(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

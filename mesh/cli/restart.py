@@ -17,4 +17,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(message: Mapping[str, Any]) -> None:
     if message.get("event") == "restarted":
-        print(f"{message['name']} is ready again (pid {message['pid']})", flush=True)
+        finishing = "".join(f", pid {pid} finishes its work" for pid in message.get("retiring", ()))
+        print(f"{message['name']} is ready again (pid {message['pid']}{finishing})", flush=True)

@@ -25,6 +25,7 @@ from mesh.errors import InternalError, MeshError, Unavailable, Unimplemented, to
 from mesh.identity import ServiceIdentity, TokenVerifier
 from mesh.rpc.auth import TRACEPARENT_KEY, Doorkeeper, current_caller
 from mesh.rpc.limits import server_options
+from mesh.sockets import SocketPlace
 from mesh.telemetry.propagation import server_span
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class RpcServer:
         self._listen = config.listen
         self._identity = identity
         self._tls = config.tls
+        self._place: SocketPlace | None = None
         if not self._tls and not self._listen.startswith("unix:"):
             raise ValueError(f"{self._listen}: without TLS a service listens on a Unix socket only")
         verifier = verifier or TokenVerifier(config.identity.ca)
@@ -88,15 +90,13 @@ class RpcServer:
         if not self._listen.startswith("unix:"):
             self.address = f"{self._listen.rpartition(':')[0]}:{port}"
         await self.server.start()
+        if self._place is not None:
+            self._place.take()
 
     def _bind(self) -> int:
         if not self._tls_on_wire:
-            # A socket file that a killed process left behind would block the bind.
-            path = Path(self._listen.removeprefix("unix:"))
-            path.unlink(missing_ok=True)
-            port = self.server.add_insecure_port(self._listen)
-            path.chmod(0o600)
-            return port
+            self._place = SocketPlace(Path(self._listen.removeprefix("unix:")))
+            return self.server.add_insecure_port(f"unix:{self._place.own}")
         credentials = grpc.ssl_server_credentials(
             [(self._identity.key_pem, self._identity.cert_pem)],
             root_certificates=self._identity.ca_pem,
@@ -112,6 +112,8 @@ class RpcServer:
         """Health says no, no new calls; running ones have `grace_s` seconds."""
         await self.health.enter_graceful_shutdown()
         await self.server.stop(grace_s)
+        if self._place is not None:
+            self._place.leave()
 
 
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mesh.config import drain_file
 from mesh.supervisor.control import Command, ControlError, Emit
 from mesh.supervisor.options import ROLES
-from mesh.supervisor.plan import ModelPlan
+from mesh.supervisor.plan import MOVE_S, ModelPlan
+from mesh.supervisor.process import Replaced
 
 if TYPE_CHECKING:
     from mesh.supervisor.mesh import Mesh
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 # Restarted in this order by `restart all`: what others depend on first.
 _RESTART_ORDER = ("nats", "iam", "kvstore", "decode", "prefill", "router", "envoy")
+DRAINABLE = ("router", "prefill", "decode", "iam")
 _MODEL_READY_S = 300.0
 
 
@@ -35,6 +38,7 @@ class Commands:
             "status": self.status,
             "down": self.down,
             "restart": self.restart,
+            "drain": self.drain,
             "model_add": self.model_add,
             "model_remove": self.model_remove,
         }
@@ -49,19 +53,73 @@ class Commands:
 
     async def restart(self, request: Mapping[str, Any], emit: Emit) -> Mapping[str, Any]:
         """One process, all of a role, or all; one after the other, each ready before the next."""
-        wanted = request.get("name", "all")
-        chosen = [p for p in self._mesh.processes.values() if wanted in ("all", p.spec.name, p.spec.role)]
-        if not chosen:
-            names = ", ".join(dict.fromkeys([*self._mesh.processes, *ROLES]))
-            raise ControlError(f"no process {wanted!r}; there are {names}")
+        chosen = self._named(request.get("name", "all"))
         chosen.sort(key=lambda p: _RESTART_ORDER.index(p.spec.role))
         async with self._changing:
             for process in chosen:
                 emit({"event": "restarting", "name": process.spec.name})
-                await process.restart()
+                try:
+                    await process.restart()
+                except Replaced as error:
+                    raise ControlError(str(error)) from None
                 await self._mesh.wait_ready([process.spec.name])
-                emit({"event": "restarted", "name": process.spec.name, "pid": process.pid})
+                told = {"name": process.spec.name, "pid": process.pid, "retiring": process.retiring}
+                emit({"event": "restarted", **told})
         return {"restarted": [p.spec.name for p in chosen]}
+
+    async def drain(self, request: Mapping[str, Any], emit: Emit) -> Mapping[str, Any]:
+        """Takes processes out of service, after their work; `restart` brings them back."""
+        chosen = self._named(request["name"])
+        within_s = float(request.get("within_s") or 0.0)
+        others = {p.spec.name for p in chosen}
+        async with self._changing:
+            for process in chosen:
+                self._may_leave(process, others, force=bool(request.get("force")))
+            for process in chosen:
+                emit({"event": "draining", "name": process.spec.name})
+                await self._drain(process, within_s)
+                emit({"event": "drained", "name": process.spec.name})
+        return {"drained": [p.spec.name for p in chosen]}
+
+    async def _drain(self, process: Process, within_s: float) -> None:
+        spec, state = process.spec, self._mesh.plan.state
+        usual_s = spec.retire_s if spec.side_by_side else spec.stop_s
+        told = drain_file(state.run, spec.name)
+        if within_s:
+            told.write_text(f"{within_s:g}\n", encoding="ascii")
+        try:
+            # A worker needs a moment to move what has not finished by then.
+            await process.drain(within_s + MOVE_S if within_s else usual_s)
+        finally:
+            told.unlink(missing_ok=True)
+
+    def _named(self, wanted: str) -> list[Process]:
+        chosen = [p for p in self._mesh.processes.values() if wanted in ("all", p.spec.name, p.spec.role)]
+        if not chosen:
+            names = ", ".join(dict.fromkeys([*self._mesh.processes, *ROLES]))
+            raise ControlError(f"no process {wanted!r}; there are {names}")
+        return chosen
+
+    def _may_leave(self, process: Process, leaving: Collection[str], *, force: bool) -> None:
+        """Raises ControlError where requests would fail for want of it."""
+        spec = process.spec
+        if spec.role not in DRAINABLE:
+            raise ControlError(
+                f"{spec.name}: no mesh works without a {spec.role}; 'kvmesh restart {spec.name}' replaces it"
+            )
+        stay = [
+            other
+            for other in self._mesh.processes.values()
+            if (other.spec.role, other.spec.model) == (spec.role, spec.model)
+            and other.spec.name not in leaving
+            and other.ready.is_set()
+        ]
+        # Without a prefill worker decode computes prompts itself.
+        if not stay and spec.role != "prefill" and not force:
+            of = f" of {spec.model}" if spec.model else ""
+            raise ControlError(
+                f"{spec.name} is the last {spec.role}{of} that works; --force drains it all the same"
+            )
 
     async def model_add(self, request: Mapping[str, Any], emit: Emit) -> Mapping[str, Any]:
         """Starts a model's workers; answers when they are ready."""

@@ -24,6 +24,8 @@ class LogFile:
 
     def write(self, data: bytes) -> None:
         """Appends what a process wrote."""
+        if self._handle < 0:
+            return
         os.write(self._handle, data)
         self._bytes += len(data)
         *lines, self._partial = (self._partial + data).split(b"\n")
@@ -41,7 +43,10 @@ class LogFile:
         self._tail.clear()
 
     def close(self) -> None:
-        os.close(self._handle)
+        """What is written later is dropped."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
 
     def _rotate(self) -> None:
         os.close(self._handle)

@@ -99,7 +99,7 @@ class Mesh:
             self.add(self.plan.nats())
             # Accounts are made before NATS reads them: build every spec first.
             specs = [
-                self.plan.iam(list(self.models.values())),
+                *self.plan.iams(list(self.models.values())),
                 self.plan.kvstore(),
                 *(spec for model in self.models.values() for spec in self.plan.workers(model)),
                 *self.plan.routers(),
@@ -174,7 +174,7 @@ class Mesh:
             seconds=time.monotonic() - process.began,
             reason=process.reason,
         )
-        pids = [p.pid for p in self.processes.values() if p.pid is not None]
+        pids = [pid for p in self.processes.values() for pid in p.pids]
         record(self.plan.state.pids, [*pids, *([self._guardian.pid] if self._guardian.pid else [])])
         if spec.role == "envoy" and process.state is State.READY:
             self._take_over_admin()
@@ -256,7 +256,8 @@ class Mesh:
         """For `status`: every process as it is now."""
         options, state = self.plan.options, self.plan.state
         return {
-            "ready": self.ready and all(p.ready.is_set() for p in self.processes.values()),
+            "ready": self.ready
+            and all(p.ready.is_set() for p in self.processes.values() if p.state is not State.DRAINED),
             "uptime_s": time.time() - self.began,
             "edge_url": options.url if options.edge else None,
             "key_file": str(state.dev_key),
@@ -275,6 +276,7 @@ def _describe(process: Process) -> Mapping[str, Any]:
         "role": spec.role,
         "model": spec.model,
         "pid": process.pid,
+        "retiring": process.retiring,
         "address": said.get("address", spec.address),
         "metrics_url": said.get("metrics_url"),
         "ready": process.ready.is_set() and said.get("ready", True) is True,

@@ -20,7 +20,7 @@ from mesh.supervisor.state import DEFAULT_STATE
 
 DEFAULT_MODELS: Mapping[str, str] = {"smollm2": "pkg:smollm2"}
 ROLES = ("nats", "iam", "kvstore", "prefill", "decode", "router", "envoy")
-COUNTED = ("router", "prefill", "decode")
+COUNTED = ("iam", "router", "prefill", "decode")
 # The processes that are not ours cannot refuse an option themselves.
 _FOREIGN_OPTIONS: Mapping[str, Sequence[str]] = {
     "nats": (),
@@ -45,6 +45,8 @@ class MeshOptions:
     state: Path = DEFAULT_STATE
     host: str = "127.0.0.1"
     port: int = 8080
+    # Two, so that neither the death nor the restart of one is felt.
+    iam: int = 2
     router: int = 1
     prefill: int = 1
     decode: int = 1
@@ -176,6 +178,7 @@ _FILE_FIELDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
     "state": ("state", str),
     "host": ("host", str),
     "port": ("port", int),
+    "iam": ("iam", int),
     "router": ("router", int),
     "prefill": ("prefill", int),
     "decode": ("decode", int),

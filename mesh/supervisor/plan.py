@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from mesh.supervisor.probe import GreetingProbe, HttpProbe, Probe
 from mesh.supervisor.process import ProcessSpec
 from mesh.supervisor.state import StateDir
 from mesh.supervisor.status_file import ServiceAliveProbe, StatusFileProbe
+from mesh.supervisor.sweep import edge_ids
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES: Mapping[str, str] = {"iam": "iam_authz"}
@@ -36,6 +37,7 @@ SUPERVISOR = "supervisor"
 EDGE = "edge"
 # The edge cannot make tokens, so it holds ones that outlive any run.
 _EDGE_DAYS = 3000
+MOVE_S = 2.0
 _STOP_S: Mapping[str, float] = {"nats": 5.0, "envoy": 5.0}
 
 
@@ -64,12 +66,18 @@ class Plan:
         self._ca = CertificateAuthority.open_or_create(state.ca)
         self._passwords: dict[str, tuple[str, str]] = {}
         self._nats_port = self._ports.take()
-        self._addresses = {name: self._address(name) for name in ("iam-0", "kvstore-0", *self.router_names)}
+        names = (*self.iam_names, "kvstore-0", *self.router_names)
+        self._addresses = {name: self._address(name) for name in names}
         self._models_at_start = len(options.models)
+        self._edge_life = edge.EdgeLife(edge_ids(state.root))
 
     @property
     def router_names(self) -> list[str]:
         return [f"router-{n}" for n in range(self.options.router)]
+
+    @property
+    def iam_names(self) -> list[str]:
+        return [f"iam-{n}" for n in range(self.options.iam)]
 
     # What the supervisor itself needs
 
@@ -101,13 +109,15 @@ class Plan:
             prepare=self._prepare_nats,
         )
 
-    def iam(self, models: list[ModelPlan]) -> ProcessSpec:
+    def iams(self, models: list[ModelPlan]) -> list[ProcessSpec]:
         bootstrap = {
             "organisation": DEV_ORGANISATION,
             "dev_key_file": str(self.state.dev_key),
             "models": [{"name": model.name, "source": model.source} for model in models],
         }
-        return self._service("iam", "iam-0", {"bootstrap": bootstrap})
+        return [
+            self._service("iam", name, {"bootstrap": bootstrap}, side_by_side=True) for name in self.iam_names
+        ]
 
     def kvstore(self) -> ProcessSpec:
         options: dict[str, Any] = {"kv_bytes": self._kv_bytes, "models": self._models_at_start}
@@ -122,6 +132,8 @@ class Plan:
             "kv_dtype": self.options.kv_dtype,
         }
         options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        # What has not finished by then moves, and needs a moment for it.
+        options["drain_s"] = max(0.5, self.options.drain_s - MOVE_S)
         slug = process_slug(model.name)
         counts = (("prefill", self.options.prefill), ("decode", self.options.decode))
         return [
@@ -132,7 +144,7 @@ class Plan:
 
     def routers(self) -> list[ProcessSpec]:
         return [
-            self._service("router", name, {"openai_socket": str(self._openai(name))})
+            self._service("router", name, {"openai_socket": str(self._openai(name))}, side_by_side=True)
             for name in self.router_names
         ]
 
@@ -150,7 +162,11 @@ class Plan:
             log=self.state.logs / "envoy.log",
             address=self.options.url,
             stop_s=_STOP_S["envoy"],
-            prepare=lambda: self._prepare_envoy(document),
+            prepare=lambda taking_over: self._prepare_envoy(document, taking_over),
+            side_by_side=True,
+            # Told to end by a signal, Envoy cuts what it still answers; its successor ends it.
+            retire_s=edge.RETIRE_S + 30.0,
+            retire_by_signal=False,
         )
 
     def edge_probe(self, path: str) -> Probe:
@@ -166,7 +182,13 @@ class Plan:
     # Their configuration
 
     def _service(
-        self, role: str, name: str, options: Mapping[str, Any], model: ModelPlan | None = None
+        self,
+        role: str,
+        name: str,
+        options: Mapping[str, Any],
+        model: ModelPlan | None = None,
+        *,
+        side_by_side: bool = False,
     ) -> ProcessSpec:
         config_file = self.state.run / f"{name}.config.json"
         status_file = self.state.run / f"{name}.json"
@@ -187,9 +209,10 @@ class Plan:
             model=None if model is None else model.name,
             nice=NICE.get(role, 0),
             stop_s=self.options.drain_s,
-            prepare=lambda: self._prepare_service(
-                role, name, address, merged, model, config_file, status_file
+            prepare=lambda taking_over: self._prepare_service(
+                role, name, address, merged, model, config_file, status_file, taking_over
             ),
+            side_by_side=side_by_side,
             env=_environment(),
         )
 
@@ -202,9 +225,10 @@ class Plan:
         model: ModelPlan | None,
         config_file: Path,
         status_file: Path,
-    ) -> None:
+        taking_over: bool,
+    ) -> Sequence[str]:
         # What the run before left must not be taken for this one's.
-        for path in (status_file, *self._sockets(name, address)):
+        for path in () if taking_over else (status_file, *self._sockets(name, address)):
             path.unlink(missing_ok=True)
         config = ServiceConfig(
             name=name,
@@ -217,20 +241,22 @@ class Plan:
             tls=self._tcp,
             identity=self._ca.issue(self.state.identities, role=role, name=name, hosts=["127.0.0.1"]),
             nats=self._nats_config(role, name),
-            iam=(self._addresses["iam-0"],),
+            iam=tuple(self._addresses[iam] for iam in self.iam_names),
             kvstore=self._addresses["kvstore-0"],
             metrics=MetricsConfig(host="127.0.0.1", port=0, token_file=self.state.metrics_token),
             model=None if model is None else ModelConfig(model.name, model.source, model.path),
             options=dict(options),
         )
         write_config(config_file, config)
+        return ()
 
-    def _prepare_nats(self) -> None:
+    def _prepare_nats(self, _: bool) -> Sequence[str]:
         tls = None
         if self._tcp:
             files = self._ca.issue(self.state.identities, role="nats", name="nats", hosts=["127.0.0.1"])
             tls = news.NatsTls(files.cert, files.key, files.ca)
         self.write_nats_config(tls)
+        return ()
 
     def write_nats_config(self, tls: news.NatsTls | None = None) -> None:
         """Writes the server's file with everybody who has a password by now."""
@@ -247,7 +273,7 @@ class Plan:
         )
         news.write_config(self.state.run / "nats.conf", server)
 
-    def _prepare_envoy(self, document: Path) -> None:
+    def _prepare_envoy(self, document: Path, taking_over: bool) -> Sequence[str]:
         self.admin_socket.unlink(missing_ok=True)
         files = self._ca.issue(self.state.identities, role=EDGE, name=EDGE, days=_EDGE_DAYS)
         identity = ServiceIdentity.load(files)
@@ -266,7 +292,7 @@ class Plan:
                     edge.RouterEndpoint(name, self._openai(name), self._addresses[name])
                     for name in self.router_names
                 ),
-                iam=(self._addresses["iam-0"],),
+                iam=tuple(self._addresses[iam] for iam in self.iam_names),
                 router_token=token("router"),
                 iam_token=token("iam"),
                 tls=self._edge_certificate(),
@@ -274,6 +300,7 @@ class Plan:
                 **self.options.role_options.get("envoy", {}),
             ),
         )
+        return self._edge_life.arguments(self.state.run, taking_over=taking_over)
 
     def _edge_certificate(self) -> edge.CertificateFiles | None:
         if not self.options.tls:

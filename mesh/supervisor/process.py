@@ -1,7 +1,10 @@
-"""One supervised process: started, awaited until ready, restarted when it ends, stopped.
+"""One supervised process: started, awaited until ready, restarted when it ends, replaced,
+drained, stopped.
 
 The first restart is immediate, the next ones wait longer, without end; a process that
-stayed up for a while begins anew. Does not know what the process is for.
+stayed up for a while begins anew. Where two runs can work side by side, a replacement
+is ready before the run it takes over from is asked to end. Does not know what the
+process is for.
 """
 
 from __future__ import annotations
@@ -12,13 +15,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from mesh.supervisor.logfile import LogFile
 from mesh.supervisor.probe import Probe
+from mesh.supervisor.status_file import read_status
 from mesh.supervisor.sweep import start_time
 
 _CHILD = Path(__file__).with_name("child.py")
@@ -37,14 +41,18 @@ class State(StrEnum):
     BACKOFF = "backoff"
     STOPPING = "stopping"
     STOPPED = "stopped"
+    DRAINED = "drained"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What to run. `prepare` runs in a thread before every start (files, certificates).
+    """What to run. `prepare(taking_over)` runs in a thread before every start (files,
+    certificates) and returns arguments of this start alone.
 
     `ready` tells when it can work, `alive` whether it still answers at all; `stop_s` is
-    how long it may take to end after SIGTERM.
+    how long it may take to end after SIGTERM. `side_by_side`: a second run may begin
+    while the first still works, and takes its place; then the first has `retire_s` to
+    finish, after SIGTERM if `retire_by_signal`, else it ends by itself.
     """
 
     name: str
@@ -58,8 +66,15 @@ class ProcessSpec:
     model: str | None = None
     nice: int = 0
     stop_s: float = 10.0
-    prepare: Callable[[], None] = lambda: None
+    prepare: Callable[[bool], Sequence[str]] = lambda taking_over: ()
+    side_by_side: bool = False
+    retire_s: float = 600.0
+    retire_by_signal: bool = True
     env: Mapping[str, str] = field(default_factory=dict)
+
+
+class Replaced(Exception):
+    """The successor did not come up; the message says why. The run goes on."""
 
 
 class Process:
@@ -80,7 +95,9 @@ class Process:
         self._stopping = False
         self._skip_backoff = asyncio.Event()
         self._running: asyncio.subprocess.Process | None = None
+        self._swapped = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._retirees: dict[asyncio.subprocess.Process, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         """Begins to keep it running."""
@@ -93,38 +110,79 @@ class Process:
         """Seconds since this run of it began; 0 when it does not run."""
         return time.monotonic() - self.began if self.pid is not None else 0.0
 
+    @property
+    def pids(self) -> list[int]:
+        """The run and those it took over from, as long as they finish their work."""
+        own = [self.pid] if self.pid is not None else []
+        return [*own, *(run.pid for run in self._retirees)]
+
+    @property
+    def retiring(self) -> list[int]:
+        return [run.pid for run in self._retirees]
+
     def kill(self, reason: str) -> None:
         """Ends a run that hangs; it is started again."""
         self._killed_for = reason
         self._signal(signal.SIGKILL)
 
     async def restart(self) -> None:
-        """Ends the run as gently as `stop` does; it is started again at once."""
+        """A successor takes over, where two runs can work side by side; else the run ends as
+        gently as with `stop` and is started again at once. One that was drained is started.
+
+        Raises Replaced when the successor does not come up; then nothing has changed.
+        """
         running = self._running
         self._failures = 0
         self._skip_backoff.set()
-        if running is None:
+        if self._task is None:
+            self.start()
+        elif running is None:
             return
-        self.ready.clear()
-        self._enter(State.STOPPING, "asked to restart")
-        await self._end(running, self.spec.stop_s)
+        elif self.spec.side_by_side and self.ready.is_set():
+            await self._take_over(running)
+        else:
+            self.ready.clear()
+            self._enter(State.STOPPING, "asked to restart")
+            await self._end(running, self.spec.stop_s)
+
+    async def drain(self, within_s: float) -> None:
+        """Ends the run when it has finished or moved its work, `within_s` at most; nothing
+        follows it until `restart`."""
+        await self._leave(within_s, State.DRAINED)
 
     async def stop(self, within_s: float | None = None) -> None:
         """Ends it for good: SIGTERM, then SIGKILL after `within_s`."""
+        within_s = self.spec.stop_s if within_s is None else within_s
+        if self._task is not None:
+            await self._leave(within_s, State.STOPPED)
+        # After the run: it may be what ends the one before it.
+        for run, task in list(self._retirees.items()):
+            task.cancel()
+            await self._end(run, within_s)
+        self._retirees.clear()
+        self.log.close()
+
+    async def retired(self) -> None:
+        """Returns when no earlier run is left."""
+        while self._retirees:
+            await asyncio.wait(list(self._retirees.values()))
+
+    async def _leave(self, within_s: float, state: State) -> None:
         self._stopping = True
         self._skip_backoff.set()
         if self._task is None:
             return
+        self.ready.clear()
         self._enter(State.STOPPING)
         if self._running is not None:
-            await self._end(self._running, self.spec.stop_s if within_s is None else within_s)
+            await self._end(self._running, within_s)
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
         self._task = None
         self.pid = None
-        self._enter(State.STOPPED)
-        self.log.close()
+        self.reason = None
+        self._enter(state)
 
     async def _keep_running(self) -> None:
         while not self._stopping:
@@ -143,24 +201,22 @@ class Process:
             self._skip_backoff.clear()
 
     async def _run_once(self) -> str:
-        """Runs it until it ends; why it ended."""
+        """Runs it until it, or what took over from it, ends; why it ended."""
         self.ready.clear()
         self.began = time.monotonic()
         self.log.forget_tail()
         self._enter(State.STARTING)
         try:
-            await asyncio.to_thread(self.spec.prepare)
-            running = await self._spawn()
+            running, output = await self._launch(taking_over=False)
         except Exception as error:
             # Whatever keeps one process from starting must not stop the others.
             self.log.write(f"cannot be started: {error}\n".encode())
             return f"cannot be started: {error}"
         self._running, self.pid = running, running.pid
         self._enter(State.STARTING)
-        output = asyncio.create_task(self._copy_output(running))
         waiting = asyncio.create_task(self._await_ready())
         try:
-            status = await running.wait()
+            status = await self._ended()
         finally:
             waiting.cancel()
         self._running = self.pid = None
@@ -171,11 +227,67 @@ class Process:
                 await output
         return self._describe(status)
 
-    async def _spawn(self) -> asyncio.subprocess.Process:
+    async def _ended(self) -> int:
+        """The status with which the run ended that nothing took over from."""
+        while True:
+            running = self._running
+            assert running is not None
+            ended, swapped = (
+                asyncio.ensure_future(running.wait()),
+                asyncio.ensure_future(self._swapped.wait()),
+            )
+            try:
+                await asyncio.wait({ended, swapped}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                swapped.cancel()
+                if not ended.done():
+                    ended.cancel()
+            if self._running is running:
+                return ended.result()
+            self._swapped.clear()
+
+    async def _launch(self, *, taking_over: bool) -> tuple[asyncio.subprocess.Process, asyncio.Task[None]]:
+        more = await asyncio.to_thread(self.spec.prepare, taking_over)
+        running = await self._spawn(more)
+        return running, asyncio.create_task(self._copy_output(running))
+
+    async def _take_over(self, old: asyncio.subprocess.Process) -> None:
+        """A second run; when it is ready the first one retires beside it."""
+        # A third one at a time would only add to what has to be understood.
+        await self.retired()
+        try:
+            new, _ = await self._launch(taking_over=True)
+        except Exception as error:
+            raise Replaced(f"the successor of {self.spec.name} cannot be started: {error}") from error
+        end = time.monotonic() + READY_WITHIN_S
+        while (reason := await self._not_ready(new)) is not None:
+            if new.returncode is not None or time.monotonic() > end:
+                await self._end(new, 0.0)
+                raise Replaced(f"the successor of {self.spec.name} is not ready: {reason}")
+            await asyncio.sleep(_FIRST_LOOK_S)
+        if self._running is not old:
+            # It died meanwhile and has a successor already.
+            await self._end(new, self.spec.stop_s)
+            return
+        self._running, self.pid, self.began = new, new.pid, time.monotonic()
+        self._swapped.set()
+        self._retirees[old] = asyncio.create_task(self._retire(old), name=f"retire {self.spec.name}")
+        self.ready.set()
+        self._enter(State.READY)
+
+    async def _retire(self, old: asyncio.subprocess.Process) -> None:
+        try:
+            await self._end(old, self.spec.retire_s, ask=self.spec.retire_by_signal)
+        finally:
+            self._retirees.pop(old, None)
+        self._on_change(self)
+
+    async def _spawn(self, more: Sequence[str]) -> asyncio.subprocess.Process:
         wrapper = (sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), str(self.spec.nice))
         return await asyncio.create_subprocess_exec(
             *wrapper,
             *self.spec.argv,
+            *more,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -193,7 +305,7 @@ class Process:
     async def _await_ready(self) -> None:
         end = time.monotonic() + READY_WITHIN_S
         look_s = _FIRST_LOOK_S
-        while (reason := await self.spec.ready()) is not None:
+        while self._running is not None and (reason := await self._not_ready(self._running)) is not None:
             self.reason = reason
             if time.monotonic() > end:
                 self.kill(f"not ready within {READY_WITHIN_S:g} s: {reason}")
@@ -204,17 +316,27 @@ class Process:
         self.ready.set()
         self._enter(State.READY)
 
-    async def _end(self, running: asyncio.subprocess.Process, within_s: float) -> None:
+    async def _not_ready(self, running: asyncio.subprocess.Process) -> str | None:
+        reason = await self.spec.ready()
+        if reason is None and self.spec.status_file is not None:
+            # Two runs side by side write one file: whose word is it?
+            said = read_status(self.spec.status_file).get("pid")
+            reason = None if said == running.pid else "it has not started yet"
+        return reason
+
+    async def _end(self, running: asyncio.subprocess.Process, within_s: float, *, ask: bool = True) -> None:
         pid = running.pid
         with contextlib.suppress(ProcessLookupError):
-            running.send_signal(signal.SIGTERM)
+            if ask:
+                running.send_signal(signal.SIGTERM)
             # A stopped process cannot end itself.
             running.send_signal(signal.SIGCONT)
         try:
             async with asyncio.timeout(within_s):
                 await running.wait()
         except TimeoutError:
-            self._killed_for = f"did not end within {within_s:g} s of SIGTERM"
+            if running is self._running:
+                self._killed_for = f"did not end within {within_s:g} s of SIGTERM"
             with contextlib.suppress(ProcessLookupError):
                 running.kill()
             await running.wait()

@@ -21,6 +21,7 @@ from pathlib import Path
 SHARED_MEMORY = Path("/dev/shm")
 LINUX = platform.system() == "Linux"
 _GONE_WITHIN_S = 5.0
+_EDGE_STARTS = 64
 
 
 def sweep(root: Path, run: Path) -> list[str]:
@@ -28,6 +29,7 @@ def sweep(root: Path, run: Path) -> list[str]:
     found = _kill_survivors(root / "pids")
     found += remove_sockets(run)
     found += remove_arenas(root)
+    _remove_edges(root)
     with contextlib.suppress(OSError):
         (root / "pids").unlink()
     return found
@@ -65,6 +67,19 @@ def remove_arenas(root: Path) -> list[str]:
                             path.unlink()
                         removed.append(f"shared memory {path.name}")
     return removed
+
+
+def edge_ids(root: Path) -> range:
+    """Envoys that take over from each other share a little memory; these ids of it are ours."""
+    digest = blake2b(os.fsencode(root.absolute()), digest_size=4, person=b"edge").digest()
+    return range(_EDGE_STARTS * (int.from_bytes(digest, "big") % 2**21), _EDGE_STARTS * 2**21)[:_EDGE_STARTS]
+
+
+def _remove_edges(root: Path) -> None:
+    for number in edge_ids(root):
+        with contextlib.suppress(OSError):
+            # Envoy's name for it ends with a digit for the generation that made it.
+            (SHARED_MEMORY / f"envoy_shared_memory_{number}0").unlink()
 
 
 def start_time(pid: int) -> str | None:

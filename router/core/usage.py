@@ -1,7 +1,8 @@
 """Metering: one record per request, kept in an outbox file until NATS has it.
 
 A record is appended to the file before it is published; the file is emptied when
-everything in it has been acknowledged, and read again at the start. The consumer
+everything in it has been acknowledged. Each process has a file of its own, which it
+holds locked, and takes up those of its dead predecessors at the start. The consumer
 drops duplicates by request id. While NATS is away nothing is tried: its return is the
 signal. It does not know what a record says.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import fcntl
 import logging
 import os
 from collections import deque
@@ -26,10 +29,15 @@ Publish = Callable[[bytes, str], Awaitable[bool]]
 
 
 class UsageOutbox:
-    """`publish(record, msg_id)` is true once the record is stored elsewhere."""
+    """`publish(record, msg_id)` is true once the record is stored elsewhere.
+
+    `path` without its suffix is what the files of one router's processes begin with.
+    """
 
     def __init__(self, path: Path, publish: Publish) -> None:
-        self._path = path
+        self._family = path
+        self._path = path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
+        self._lock = -1
         self._publish = publish
         self._pending: deque[tuple[str, bytes]] = deque()
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="outbox")
@@ -45,7 +53,7 @@ class UsageOutbox:
     async def start(self) -> None:
         """Takes up what an earlier process left behind."""
         loop = asyncio.get_running_loop()
-        self._pending.extend(await loop.run_in_executor(self._disk, _read, self._path))
+        self._pending.extend(await loop.run_in_executor(self._disk, self._inherit))
         self._written = len(self._pending)
         self._task = loop.create_task(self._run(), name="usage outbox")
         self._news.set()
@@ -70,6 +78,11 @@ class UsageOutbox:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.get_running_loop().run_in_executor(None, self._disk.shutdown)
+        if self._lock >= 0:
+            if not self._pending:
+                self._path.unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = -1
 
     async def _run(self) -> None:
         while True:
@@ -86,10 +99,45 @@ class UsageOutbox:
                 self._written = 0
                 await asyncio.get_running_loop().run_in_executor(self._disk, self._empty)
 
+    def _inherit(self) -> list[tuple[str, bytes]]:
+        """Takes our file, and what the dead left; their records are ours from now on."""
+        self._family.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own = _locked(self._path)
+        if own is None:
+            raise OSError(f"{self._path} is used by another process")
+        self._lock = own
+        records = _read(self._path)
+        for path in sorted(self._family.parent.glob(f"{self._family.stem}*{self._family.suffix}")):
+            if path == self._path or (
+                path.stem != self._family.stem and not path.stem[len(self._family.stem) + 1 :].isdigit()
+            ):
+                continue
+            lock = _locked(path)
+            if lock is None:
+                continue
+            with contextlib.closing(os.fdopen(lock)):
+                found = _read(path)
+                for msg_id, record in found:
+                    _append(self._path, msg_id, record)
+                path.unlink()
+            records += found
+        return records
+
     def _empty(self) -> None:
         """Runs behind every append that was ordered before; a record that came since stays."""
         if not self._pending:
             _truncate(self._path)
+
+
+def _locked(path: Path) -> int | None:
+    """A lock on the file that lasts as long as the process; None if another has it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
 
 
 def _append(path: Path, msg_id: str, record: bytes) -> None:
@@ -113,7 +161,6 @@ def _truncate(path: Path) -> None:
 
 def _read(path: Path) -> list[tuple[str, bytes]]:
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return []

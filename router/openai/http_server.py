@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,8 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-GRACE_S = 5
+from mesh.sockets import SocketPlace
+
 BACKLOG = 2048
 # Longer than the edge keeps a connection that nobody uses.
 KEEP_ALIVE_S = 75
@@ -38,11 +38,21 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """Serves one application. `socket_path`, or `port` on loopback (0 takes a free one)."""
+    """Serves one application. `socket_path`, or `port` on loopback (0 takes a free one).
 
-    def __init__(self, app: ASGIApp, *, socket_path: Path | None = None, port: int | None = None) -> None:
-        self._socket = _unix(socket_path) if socket_path is not None else _loopback(port or 0)
-        self._path = socket_path
+    Answers that run when it stops have `grace_s`.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        socket_path: Path | None = None,
+        port: int | None = None,
+        grace_s: float = 5.0,
+    ) -> None:
+        self._place = None if socket_path is None else SocketPlace(socket_path)
+        self._socket = _loopback(port or 0) if self._place is None else _unix(self._place.own)
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -57,7 +67,7 @@ class HttpServer:
                 server_header=False,
                 date_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=GRACE_S,
+                timeout_graceful_shutdown=round(grace_s),
                 h11_max_incomplete_event_size=64 * 1024,
             )
         )
@@ -66,34 +76,33 @@ class HttpServer:
     @property
     def address(self) -> str:
         """`unix:/path`, or `127.0.0.1:port`."""
-        if self._path is not None:
-            return f"unix:{self._path}"
+        if self._place is not None:
+            return f"unix:{self._place.path}"
         host, port = self._socket.getsockname()[:2]
         return f"{host}:{port}"
 
     async def start(self) -> None:
         self._socket.listen(BACKLOG)
+        if self._place is not None:
+            self._place.take()
         self._task = asyncio.get_running_loop().create_task(
             self._server.serve(sockets=[self._socket]), name="http server"
         )
 
     async def stop(self) -> None:
-        """No new connections; running answers have a few seconds."""
+        """No new connections; running answers have their grace."""
         self._server.should_exit = True
         self._server.stopping.set()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        if self._place is not None:
+            self._place.leave()
 
 
 def _unix(path: Path) -> socket.socket:
-    path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # The directory is the owner's alone already; the file says so as well.
         listener.bind(str(path))
-        os.chmod(path, 0o600)
         listener.setblocking(False)
     except OSError:
         listener.close()

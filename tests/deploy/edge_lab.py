@@ -127,7 +127,10 @@ async def running_envoy(config: EdgeConfig, directory: Path) -> AsyncIterator[Pa
     log = directory / "envoy.log"
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
-            *arguments(binary, directory / "envoy.json"), stdout=out, stderr=asyncio.subprocess.STDOUT
+            *arguments(binary, directory / "envoy.json"),
+            "--disable-hot-restart",
+            stdout=out,
+            stderr=asyncio.subprocess.STDOUT,
         )
     try:
         end = asyncio.get_running_loop().time() + STARTUP_S

@@ -15,7 +15,7 @@ import pytest
 
 from mesh.supervisor.logfile import LogFile
 from mesh.supervisor.probe import GreetingProbe, HttpProbe
-from mesh.supervisor.process import Process, ProcessSpec, State, is_stopped
+from mesh.supervisor.process import Process, ProcessSpec, Replaced, State, is_stopped
 from mesh.supervisor.sweep import start_time
 from mesh.supervisor.watch import HangWatch
 
@@ -135,10 +135,11 @@ async def test_what_cannot_be_prepared_is_reported_and_tried_again(
 ) -> None:
     tries: list[int] = []
 
-    def prepare() -> None:
+    def prepare(taking_over: bool) -> tuple[str, ...]:
         tries.append(1)
         if len(tries) == 1:
             raise OSError("the disk is full")
+        return ()
 
     process, changes = started(replace(spec, prepare=prepare))
     await changes.until(process.ready.is_set)
@@ -271,3 +272,72 @@ async def test_probes_tell_a_server_from_silence(tmp_path: Path) -> None:
         path.unlink(missing_ok=True)
         assert reason is None if expected is None else expected in (reason or "")
     assert await HttpProbe(target, "/")() is not None
+
+
+READY_BY_FILE = "import os, sys, time, json; json.dump({'pid': os.getpid()}, open(sys.argv[1], 'w')); "
+
+
+async def test_a_successor_is_ready_before_the_run_that_it_replaces_ends(
+    spec: ProcessSpec, started: Started, tmp_path: Path
+) -> None:
+    status, gone = tmp_path / "status.json", tmp_path / "gone"
+    code = (
+        READY_BY_FILE + "import signal; "
+        f"signal.signal(15, lambda *_: (time.sleep(0.5), open({str(gone)!r}, 'w').close(), os._exit(0))); "
+        "time.sleep(600)"
+    )
+    takes: list[bool] = []
+
+    def prepare(taking_over: bool) -> tuple[str, ...]:
+        takes.append(taking_over)
+        return (str(status),)
+
+    twin = replace(scripted(spec, code), side_by_side=True, status_file=status, prepare=prepare)
+    process, changes = started(twin)
+    await changes.until(process.ready.is_set)
+    first = process.pid
+    await process.restart()
+    assert takes == [False, True]
+    assert process.ready.is_set()
+    assert process.pid != first
+    assert process.retiring == [first]
+    assert not gone.exists()
+    await process.retired()
+    assert gone.exists()
+    assert process.restarts == 0
+    # What took over is watched: its death is noticed and it is started anew.
+    assert process.pid is not None
+    second = process.pid
+    os.kill(second, signal.SIGKILL)
+    await changes.until(lambda: process.ready.is_set() and process.pid != second)
+    assert process.restarts == 1
+
+
+async def test_a_successor_that_fails_leaves_the_run_alone(spec: ProcessSpec, started: Started) -> None:
+    def prepare(taking_over: bool) -> tuple[str, ...]:
+        if taking_over:
+            raise OSError("no room")
+        return ()
+
+    process, changes = started(replace(spec, side_by_side=True, prepare=prepare))
+    await changes.until(process.ready.is_set)
+    first = process.pid
+    with pytest.raises(Replaced, match="no room"):
+        await process.restart()
+    assert process.pid == first
+    assert process.ready.is_set()
+
+
+async def test_a_drained_process_stays_away_until_it_is_restarted(
+    spec: ProcessSpec, started: Started
+) -> None:
+    process, changes = started(spec)
+    await changes.until(process.ready.is_set)
+    await process.drain(within_s=5.0)
+    assert process.state is State.DRAINED
+    assert process.pid is None
+    await asyncio.sleep(0.1)
+    assert process.pid is None
+    await process.restart()
+    await changes.until(process.ready.is_set)
+    assert process.pid is not None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -121,9 +123,10 @@ async def test_the_outbox_keeps_what_is_not_acknowledged(tmp_path: Path) -> None
             stored.append(f"{msg_id}={record.decode()}")
         return there
 
-    path = tmp_path / "outbox" / "r.usage"
-    outbox = UsageOutbox(path, publish)
+    family = tmp_path / "outbox" / "r.usage"
+    outbox = UsageOutbox(family, publish)
     await outbox.start()
+    [path] = family.parent.iterdir()
     outbox.add("a", b"1")
     outbox.add("b", b"2")
     await until(lambda: path.exists() and path.read_bytes().count(b"\n") == 2)
@@ -131,9 +134,21 @@ async def test_the_outbox_keeps_what_is_not_acknowledged(tmp_path: Path) -> None
     assert path.stat().st_mode & 0o777 == 0o600
     with path.open("ab") as file:
         file.write(b"half a li")
-    again = UsageOutbox(path, publish)
-    await again.start()
+    # As if another process had left it, and one more that lives and one of another router.
+    path = path.rename(family.with_name("r.1.usage"))
+    alive, other = family.with_name("r.2.usage"), family.with_name("r.x.3.usage")
+    for foreign in (alive, other):
+        foreign.write_bytes(path.read_bytes())
+    with alive.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        again = UsageOutbox(family, publish)
+        await again.start()
     assert again.pending == 2
+    assert alive.exists()
+    assert other.exists()
+    assert not path.exists()
+    path = family.with_name(f"r.{os.getpid()}.usage")
+    assert path.read_bytes().count(b"\n") == 2
     await asyncio.sleep(0)
     there = True
     await again.retry()
@@ -142,3 +157,4 @@ async def test_the_outbox_keeps_what_is_not_acknowledged(tmp_path: Path) -> None
     again.add("c", b"3")
     await until(lambda: stored[-1] == "c=3" and path.read_bytes() == b"")
     await again.close()
+    assert not path.exists()
