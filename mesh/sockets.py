@@ -9,8 +9,12 @@ us, never to nobody. And a predecessor that removes its socket's file when it en
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from pathlib import Path
+
+
+_numbers = itertools.count()
 
 
 class SocketPlace:
@@ -18,7 +22,8 @@ class SocketPlace:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.own = path.with_name(f"{path.name}.{os.getpid()}")
+        # Short: the kernel takes 107 bytes of a path, and `path` may have them all.
+        self.own = path.with_name(f".{os.getpid()}.{next(_numbers)}")
         self._inode: int | None = None
         self.own.unlink(missing_ok=True)
 

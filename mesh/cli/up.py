@@ -21,6 +21,7 @@ from mesh.supervisor.state import DEFAULT_STATE
 _FLAGS = (
     "port",
     "host",
+    "iam",
     "router",
     "prefill",
     "decode",

@@ -24,10 +24,9 @@ STATE_VERSION = 1
 DEFAULT_STATE = Path(".kvmesh")
 # sizeof(sockaddr_un.sun_path) - 1
 SOCKET_PATH_LIMIT_BYTES = 107
-# The longest file name below the runtime directory: a process name, ".openai.sock", and
-# the pid that a socket's name ends with until it takes the place of another's.
+# The longest file name below the runtime directory: a process name and ".openai.sock".
 NAME_LIMIT = 44
-_LONGEST_FILE_BYTES = NAME_LIMIT + len(".openai.sock") + len(".4194304")
+_LONGEST_FILE_BYTES = NAME_LIMIT + len(".openai.sock")
 
 
 class StateError(Exception):
