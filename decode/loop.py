@@ -26,6 +26,7 @@ from decode.stepper import Failed, Outcome, Stepper
 from decode.telemetry import LoopTelemetry
 from engine.sampling import Sampled
 from mesh.errors import InternalError, MeshError
+from mesh.faults import NO_FAULTS, FaultPoints
 from mesh.kv.client import KvClient
 from mesh.stuck import StuckWatch
 
@@ -44,7 +45,9 @@ class DecodeLoop:
         limits: Limits,
         telemetry: LoopTelemetry,
         spans: RequestSpans | None = None,
+        faults: FaultPoints = NO_FAULTS,
     ) -> None:
+        self._faults = faults
         self.limits = limits
         self.scheduler = Scheduler(limits, kv.take, stepper.draft)
         self.steps = 0
@@ -161,6 +164,7 @@ class DecodeLoop:
         loop = asyncio.get_running_loop()
         started = loop.time()
         with self._watch.over("a step"):
+            await self._faults.delay("step")
             outcomes = await loop.run_in_executor(self._engine, self._stepper.run, parts)
         self.steps += 1
         self._telemetry.stepped(loop.time() - started, sum(part.rows for part in parts))

@@ -61,7 +61,12 @@ async def serve(runtime: ServiceRuntime) -> None:
     nats = runtime.nats
     telemetry = LoopTelemetry(runtime.registry)
     loop = DecodeLoop(
-        kv, Stepper(executor, kv.arena, kv.page_bytes), limits, telemetry, RequestSpans(runtime.tracer)
+        kv,
+        Stepper(executor, kv.arena, kv.page_bytes),
+        limits,
+        telemetry,
+        RequestSpans(runtime.tracer),
+        runtime.faults,
     )
     admission = Admission(kv, loop, CapabilityCheck(runtime.verifier, config.model.name))
     service = DecodeService(admission, loop.wake)

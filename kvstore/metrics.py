@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from kvstore.invariants import violations
 from kvstore.store import Store
 from kvstore.table import PageState
 from mesh.blocks import PAGE_TOKENS
+
+# The invariants are checked for at most one part in so many of the time.
+CHECK_SHARE = 50
 
 
 class StoreMetrics(Collector):
     """Register it once per process."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
+        self._clock = clock
+        self._broken: dict[str, int] = {}
+        self._check_after = 0.0
 
     def collect(self) -> Iterator[Metric]:
         """All families, one sample per arena (and state)."""
@@ -46,4 +54,21 @@ class StoreMetrics(Collector):
             evictions.add_metric([key.model], pool.table.evicted)
             queries.add_metric([key.model], (pool.hit_blocks + pool.missed_blocks) * PAGE_TOKENS)
             hits.add_metric([key.model], pool.hit_blocks * PAGE_TOKENS)
-        yield from (pages, usage, leases, evictions, queries, hits)
+        yield from (pages, usage, leases, evictions, queries, hits, self._invariants())
+
+    def _invariants(self) -> Metric:
+        """Reads every page, so it is done again only after a pause that is long beside the work."""
+        began = self._clock()
+        if began >= self._check_after:
+            self._broken = {}
+            for key, arena in self._store.arenas.items():
+                self._broken[key.model] = self._broken.get(key.model, 0) + len(violations(arena.pool))
+            self._check_after = began + CHECK_SHARE * (self._clock() - began)
+        broken = GaugeMetricFamily(
+            "kvmesh_kv_invariant_violations",
+            "Rules of the page pool that do not hold: one owner per page, leased = live, states add up.",
+            labels=["model"],
+        )
+        for model, count in self._broken.items():
+            broken.add_metric([model], count)
+        return broken

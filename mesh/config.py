@@ -79,6 +79,8 @@ class ServiceConfig:
     kvstore: str = ""
     model: ModelConfig | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    # Tests may make things go wrong here; see mesh.faults.
+    fault_points: bool = False
 
 
 def load_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> ServiceConfig:
@@ -216,6 +218,7 @@ def _service(raw: dict[str, Any]) -> ServiceConfig:
         kvstore=fields.take("kvstore", str, ""),
         model=fields.nested("model", _model),
         options=fields.take("options", dict, {}),
+        fault_points=fields.take("fault_points", bool, False),
     )
     fields.end()
     return config

@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from mesh.config import ConfigError, ServiceConfig, drain_file, load_config
 from mesh.errors import MeshError
+from mesh.faults import FaultPoints, fired_file, rules_file
 from mesh.files import write_atomically
 from mesh.identity import ServiceIdentity, TokenVerifier
 from mesh.news import Member, News
@@ -55,6 +56,7 @@ class ServiceRuntime:
             )
         self.verifier = TokenVerifier(config.identity.ca)
         self.stopping = asyncio.Event()
+        self.faults = FaultPoints()
         self.registry = CollectorRegistry()
         self.nats: News | None = None
         if config.nats is not None:
@@ -231,6 +233,10 @@ async def run_service(config: ServiceConfig, serve: Serve) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _stop, runtime, number)
+    if config.fault_points:
+        log.warning("this process has fault points")
+        loop.add_signal_handler(signal.SIGUSR2, _load_faults, runtime)
+        _load_faults(runtime)
     await runtime.open()
     log.info("started")
     try:
@@ -238,6 +244,11 @@ async def run_service(config: ServiceConfig, serve: Serve) -> None:
     finally:
         await runtime.close()
         log.info("stopped")
+
+
+def _load_faults(runtime: ServiceRuntime) -> None:
+    run_dir, name = runtime.config.run_dir, runtime.config.name
+    runtime.faults.load(rules_file(run_dir, name), fired_file(run_dir, name))
 
 
 def _stop(runtime: ServiceRuntime, number: int) -> None:

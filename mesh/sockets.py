@@ -13,7 +13,6 @@ import itertools
 import os
 from pathlib import Path
 
-
 _numbers = itertools.count()
 
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from engine import Executor, Slice, SliceFailure
 from mesh.errors import InternalError, MeshError, Overloaded, StaleAttempt, Unavailable
+from mesh.faults import NO_FAULTS, Action, FaultPoints
 from mesh.kv.client import KvClient
 from mesh.stuck import StuckWatch
 from prefill.run import Chunk, Order, Progress, Run
@@ -45,7 +46,15 @@ class Ticket:
 class PrefillLoop:
     """`most_runs` bounds the queue; what comes on top is refused."""
 
-    def __init__(self, kv: KvClient, executor: Executor, telemetry: LoopTelemetry, most_runs: int) -> None:
+    def __init__(
+        self,
+        kv: KvClient,
+        executor: Executor,
+        telemetry: LoopTelemetry,
+        most_runs: int,
+        faults: FaultPoints = NO_FAULTS,
+    ) -> None:
+        self._faults = faults
         self._kv = kv
         self._executor = executor
         self._telemetry = telemetry
@@ -179,6 +188,7 @@ class PrefillLoop:
         slice_ = Slice(tokens=run.order.tokens[first:end], start=first, pages=pages, logits=0)
         started = loop.time()
         with self._watch.over("a chunk"):
+            await self._faults.delay("chunk")
             [result] = await loop.run_in_executor(self._engine, self._executor.step, [slice_])
         if isinstance(result, SliceFailure):
             raise InternalError(result.message, code="step_failed")
@@ -190,7 +200,16 @@ class PrefillLoop:
         order = run.order
         if run.left or run.lost:
             return
+        fault = self._faults.at("commit")
+        if fault is not None and fault.action is Action.DELAY:
+            await asyncio.sleep(fault.seconds)
+        if fault is not None and fault.action is Action.DROP:
+            raise Unavailable("a fault point has dropped this commit")
         winners = await self._kv.commit(order.handoff_id, run.items(chunk), attempt=order.attempt)
+        if fault is not None and fault.action is Action.DUPLICATE:
+            winners = await self._kv.commit(order.handoff_id, run.items(chunk), attempt=order.attempt)
+        if fault is not None and fault.action is Action.CORRUPT:
+            _corrupt(self._kv, winners[0].index)
         self._kv.give(run.settle(chunk, winners))
 
     def _report(self, run: Run, queue_s: float | None) -> None:
@@ -239,3 +258,9 @@ class PrefillLoop:
 
 async def _nothing() -> None:
     return
+
+
+def _corrupt(kv: KvClient, page: int) -> None:
+    """Turns one bit of a page over, for a test of whoever reads it next."""
+    place = page * kv.page_bytes + kv.page_bytes // 2
+    kv.arena[place] ^= 1

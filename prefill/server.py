@@ -48,7 +48,7 @@ async def serve(runtime: ServiceRuntime) -> None:
     executor.bind(kv.arena, kv.pages, kv.page_bytes)
     nats = runtime.nats
     telemetry = LoopTelemetry(runtime.registry)
-    loop = PrefillLoop(kv, executor, telemetry, options.max_runs)
+    loop = PrefillLoop(kv, executor, telemetry, options.max_runs, runtime.faults)
     service = PrefillService(loop, info, runtime.verifier, config.model.name)
     rpc = runtime.serve(ALLOWED)
     prefill_pb2_grpc.add_PrefillServicer_to_server(service, rpc.server)

@@ -20,6 +20,7 @@ import grpc.aio
 from kvmesh.v1 import pages_pb2, pages_pb2_grpc
 
 from mesh.errors import Unavailable
+from mesh.faults import NO_FAULTS, FaultPoints
 from router.admission import Admission
 from router.placement import LoadReport, Placement, Worker
 from router.prefill_runs import Fault, RunFailure
@@ -69,7 +70,9 @@ class Fleet:
         *,
         liveness: Liveness,
         suspect: Callable[[str, str], None],
+        faults: FaultPoints = NO_FAULTS,
     ) -> None:
+        self._faults = faults
         self.placement = placement
         self.admission = admission
         self.prefixes = PrefixIndex(self._list_blocks)
@@ -196,6 +199,7 @@ class Fleet:
                 liveness=self._liveness,
                 on_change=partial(self._session_changed, member.name),
                 on_hung=self.hung,
+                faults=self._faults,
             )
         elif hurry:
             session.hurry(member.address)

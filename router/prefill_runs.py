@@ -19,14 +19,16 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kvmesh.v1 import prefill_pb2, prefill_pb2_grpc
 
+from mesh.faults import NO_FAULTS, Action, FaultPoints
+
 
 @dataclass(frozen=True, slots=True)
 class RunPatience:
     """Silence that is borne, in seconds."""
 
     stalled_s: float = 5.0
-    health_every_s: float = 2.0
-    health_s: float = 2.0
+    health_every_s: float = 1.0
+    health_s: float = 1.0
 
 
 class Fault(Enum):
@@ -56,6 +58,7 @@ class PrefillRun:
         *,
         on_complete: Callable[[], None],
         on_failure: Callable[[RunFailure], None],
+        faults: FaultPoints = NO_FAULTS,
     ) -> None:
         self.finished = False
         self._channel = channel
@@ -63,6 +66,7 @@ class PrefillRun:
         self._patience = patience
         self._on_complete = on_complete
         self._on_failure = on_failure
+        self._faults = faults
         self._computing = False
         self._ended = False
         self._task = asyncio.get_running_loop().create_task(self._run(), name="prefill run")
@@ -84,6 +88,9 @@ class PrefillRun:
                 if isinstance(message, RunFailure):
                     return message
                 self._computing = True
+                asked = self._faults.at("prefilling")
+                if asked is not None and asked.action is Action.DROP:
+                    continue
                 if message.committed_blocks >= len(self._request.block_ids) and not self.finished:
                     self.finished = True
                     self._on_complete()

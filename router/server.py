@@ -65,7 +65,14 @@ class Router:
         placement = Placement()
         admission = Admission(placement, options.patience)
         admission.on_waiting = lambda model, waiting: metrics.waiting.labels(model).set(waiting)
-        self.fleet = Fleet(placement, admission, self._dial, liveness=options.liveness, suspect=self._suspect)
+        self.fleet = Fleet(
+            placement,
+            admission,
+            self._dial,
+            liveness=options.liveness,
+            suspect=self._suspect,
+            faults=runtime.faults,
+        )
         self.core = Core(
             verifier=runtime.verifier,
             policy=self.policy,
@@ -76,6 +83,7 @@ class Router:
                 self._mint,
                 f"{config.name}.{secrets.token_hex(3)}",
                 options.run_patience,
+                faults=runtime.faults,
             ),
             quota=Unlimited(),
             books=Books(runtime.tracer, metrics, self.outbox.add),

@@ -22,6 +22,7 @@ import grpc.aio
 from kvmesh.v1 import decode_pb2, decode_pb2_grpc
 
 from mesh.errors import Unavailable
+from mesh.faults import NO_FAULTS, Action, FaultPoints
 from mesh.rpc import await_welcome
 from router import wire
 from router.core.choice import Row
@@ -65,7 +66,9 @@ class DecodeSession:
         liveness: Liveness,
         on_change: Callable[[], None],
         on_hung: Callable[[str, str], None],
+        faults: FaultPoints = NO_FAULTS,
     ) -> None:
+        self._faults = faults
         self.worker = worker
         self.address = address
         self.connected = False
@@ -98,10 +101,10 @@ class DecodeSession:
         self._watch()
 
     def sources(self, handoff_id: str, attempt: int, prefill_worker: str | None) -> None:
-        self._send(handoff_id, wire.sources_frame(handoff_id, attempt, prefill_worker))
+        self._send(handoff_id, wire.sources_frame(handoff_id, attempt, prefill_worker), "sources")
 
     def cancel(self, handoff_id: str, choice: int | None = None) -> None:
-        self._send(handoff_id, wire.cancel_frame(handoff_id, choice))
+        self._send(handoff_id, wire.cancel_frame(handoff_id, choice), "cancel")
 
     def credit(self, handoff_id: str, tokens: int) -> None:
         self._send(handoff_id, wire.credit_frame(handoff_id, tokens))
@@ -127,9 +130,12 @@ class DecodeSession:
             await self._task
         self._lose("the worker has left")
 
-    def _send(self, handoff_id: str, frame: decode_pb2.SessionRequest) -> None:
+    def _send(self, handoff_id: str, frame: decode_pb2.SessionRequest, point: str = "") -> None:
         if self.connected and handoff_id in self._listeners:
             self._outgoing.put_nowait(frame)
+            fault = self._faults.at(point) if point else None
+            if fault is not None and fault.action is Action.DUPLICATE:
+                self._outgoing.put_nowait(frame)
 
     async def _run(self) -> None:
         wait_s = self._liveness.retry_first_s

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     headers = {"authorization": f"Bearer {state.dev_key.read_text(encoding='ascii').strip()}"}
     model = arguments.model or next(iter(status["models"]), "")
     with httpx.Client(
-        base_url=status["edge_url"], headers=headers, timeout=_TIMEOUT, verify=_trust(state)
+        base_url=status["edge_url"], headers=headers, timeout=_TIMEOUT, verify=trust(state)
     ) as client:
         conversation = Conversation(client, model, arguments)
         if arguments.prompt:
@@ -133,7 +133,7 @@ def _reason(response: httpx.Response) -> str:
         return f"HTTP {response.status_code}"
 
 
-def _trust(state: StateDir) -> ssl.SSLContext:
+def trust(state: StateDir) -> ssl.SSLContext:
     """The usual authorities and the mesh's own."""
     context = ssl.create_default_context()
     ca = state.ca / "ca.pem"

@@ -69,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     status = _command(commands, "status", "status", "Shows every process of the mesh.")
     status.add_argument("--json", action="store_true", help="for programs")
     _add_replacing(commands)
+    _add_chaos(commands)
     _add_chat(commands)
     _add_keys(commands)
     _add_models(commands)
@@ -131,6 +132,9 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     # For tests: pages per model instead of memory. And what --detach runs in the background.
     up.add_argument("--page-pool", type=int, metavar="N", help=argparse.SUPPRESS)
     up.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
+    up.add_argument(
+        "--fault-points", action="store_const", const=True, help="for 'chaos': never where it matters"
+    )
 
 
 def _add_replacing(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -145,6 +149,23 @@ def _add_replacing(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         help="then a worker's requests move (default drain_s), a router's end (default 600)",
     )
     drain.add_argument("--force", action="store_true", help="also the last one that does this work")
+
+
+def _add_chaos(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    chaos = _command(
+        commands, "chaos", "chaos", "Breaks a test mesh in every way, and counts what clients see."
+    )
+    chaos.add_argument("--requests", type=int, default=20, metavar="N", help="per cell (default 20)")
+    chaos.add_argument(
+        "--cell",
+        action="append",
+        default=[],
+        metavar="HOW:VICTIM:PHASE",
+        help="such as kill:decode:streaming; * for any (repeatable; default: all)",
+    )
+    chaos.add_argument("--model", help="default: the first")
+    chaos.add_argument("--seed", help="the same requests and moments again, on a fresh mesh")
+    chaos.add_argument("--json", action="store_true", help="for programs")
 
 
 def _add_chat(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ from typing import Any
 from mesh.cli.running import running_state, status_of
 from mesh.cli.style import duration, table
 from mesh.supervisor.probe import http_get
+from mesh.telemetry.samples import Samples, parse_samples, total
 
 PAGE_STATES = ("total", "free", "granted", "cached", "leased", "quarantined")
-_SAMPLE = re.compile(r"^(kvmesh_[a-z_]+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
 _ASK_S = 2.0
 
 
@@ -50,22 +49,10 @@ async def _add_own(process: dict[str, Any], token: str) -> None:
     samples = parse_samples(body.decode())
     if store:
         process["pages"] = pages(samples)
+        process["invariant_violations"] = int(total(samples, "kvmesh_kv_invariant_violations"))
     else:
         process["running"] = int(total(samples, "kvmesh_num_requests_running"))
         process["waiting"] = int(total(samples, "kvmesh_num_requests_waiting"))
-
-
-Samples = list[tuple[str, Mapping[str, str], float]]
-
-
-def parse_samples(text: str) -> Samples:
-    """Name, labels and value of every sample of ours."""
-    return [(name, _labels(labels or ""), float(value)) for name, labels, value in _SAMPLE.findall(text)]
-
-
-def total(samples: Samples, name: str) -> float:
-    """The sum over all label sets."""
-    return sum(value for sample, _, value in samples if sample == name)
 
 
 def pages(samples: Samples) -> dict[str, int]:
@@ -76,10 +63,6 @@ def pages(samples: Samples) -> dict[str, int]:
             found[labels["state"]] += int(value)
     found["total"] = sum(found[state] for state in PAGE_STATES if state != "total")
     return found
-
-
-def _labels(text: str) -> Mapping[str, str]:
-    return dict(re.findall(r'([a-z_]+)="((?:[^"\\]|\\.)*)"', text))
 
 
 def _text(status: Mapping[str, Any]) -> str:
@@ -98,6 +81,8 @@ def _row(process: Mapping[str, Any]) -> tuple[str, ...]:
     if "pages" in process:
         held = process["pages"]
         work = f"{held['leased']} leased, {held['cached']} cached of {held['total']} pages"
+        if process["invariant_violations"]:
+            work += f"; {process['invariant_violations']} BROKEN INVARIANTS"
     elif "running" in process:
         work = f"{process['running']} running, {process['waiting']} waiting"
     address = process["address"] or ""

@@ -34,6 +34,7 @@ _FLAGS = (
     "executor",
     "kv_dtype",
     "page_pool",
+    "fault_points",
 )
 
 

@@ -263,6 +263,8 @@ class Mesh:
             "key_file": str(state.dev_key),
             "iam": self.plan.iam_address(),
             "tls": options.listen == "tcp",
+            "fault_points": options.fault_points,
+            "run_dir": str(state.run),
             "models": {model.name: model.source for model in self.models.values()},
             "processes": [_describe(process) for process in self.processes.values()],
         }

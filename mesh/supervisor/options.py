@@ -62,6 +62,8 @@ class MeshOptions:
     key: Path | None = None
     edge: bool = True
     drain_s: float = 10.0
+    # For tests of what breaks: processes do what `mesh.faults` rules ask.
+    fault_points: bool = False
     role_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property

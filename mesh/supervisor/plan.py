@@ -246,6 +246,7 @@ class Plan:
             metrics=MetricsConfig(host="127.0.0.1", port=0, token_file=self.state.metrics_token),
             model=None if model is None else ModelConfig(model.name, model.source, model.path),
             options=dict(options),
+            fault_points=self.options.fault_points,
         )
         write_config(config_file, config)
         return ()

@@ -201,6 +201,7 @@ class Answer:
             on_reserved=lambda cached: exchange.accepted(len(prompt), cached),
             # One request has one row of phases; its first prompt tells them.
             enter=exchange.phases.enter if place == 0 else _no_phase,
+            on_placed_anew=exchange.placed_anew,
         )
 
     def _emit(self, delta: Delta) -> None:

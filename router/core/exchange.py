@@ -86,6 +86,10 @@ class Exchange:
         metrics.prefix_queries.labels(self._model).inc(prompt_tokens)
         metrics.prefix_hits.labels(self._model).inc(cached_tokens)
 
+    def placed_anew(self, why: str, recomputed_tokens: int) -> None:
+        """A choice goes on at a worker after it was `lost`, `moved` or `preempted` elsewhere."""
+        self._books.metrics.recomputed.labels(self._model, why).observe(recomputed_tokens)
+
     def generated(self, tokens: int, since_last_s: float | None) -> None:
         """Tokens of one choice have arrived, `since_last_s` after its last ones (None: its first)."""
         metrics = self._books.metrics

@@ -21,6 +21,7 @@ from typing import Any
 
 from mesh.blocks import PAGE_TOKENS, chain, root_id
 from mesh.errors import InternalError, MeshError, Unavailable
+from mesh.faults import NO_FAULTS, FaultPoints
 from router import wire
 from router.admission import Admission, Need
 from router.core import phases as phase
@@ -55,6 +56,7 @@ class Floor:
     run_patience: RunPatience
     # A run that has committed everything without the decode worker noticing.
     handover_s: float = 10.0
+    faults: FaultPoints = NO_FAULTS
     placements: Iterator[int] = field(default_factory=lambda: count(1))
 
 
@@ -74,7 +76,8 @@ class Generation:
     """`run` returns when every choice has ended; it raises the one error otherwise.
 
     `ask` has been checked: it has a seed and max_tokens. `emit` gets deltas;
-    `on_reserved(tokens)` the cached tokens of the first placement.
+    `on_reserved(tokens)` the cached tokens of the first placement;
+    `on_placed_anew(why, tokens)` that it goes on elsewhere, and what is computed a second time.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Generation:
         emit: Callable[[Delta], None],
         on_reserved: Callable[[int], None],
         enter: Callable[[str], None],
+        on_placed_anew: Callable[[str, int], None] = lambda why, recomputed: None,
     ) -> None:
         self._floor = floor
         self._origin = origin
@@ -97,6 +101,9 @@ class Generation:
         self._emit = emit
         self._on_reserved = on_reserved
         self._enter = enter
+        self._on_placed_anew = on_placed_anew
+        # By choice: why it is placed again.
+        self._torn: dict[int, str] = {}
         self._handoffs: dict[int, Handoff] = {}
         self._accepted = False
         # By choice: the loss of one worker is one loss to each choice that was there.
@@ -139,6 +146,7 @@ class Generation:
     async def _place(self, choices: Sequence[Choice]) -> None:
         """One placement, to its end. Returns with choices open if they are to be placed again."""
         self._enter(phase.QUEUE)
+        await self._floor.faults.delay("queued")
         tokens = [*self._prompt, *choices[0].tokens] if len(choices) == 1 else self._prompt
         seat = await self._floor.admission.enter(
             Need(
@@ -162,7 +170,7 @@ class Generation:
         except BaseException:
             seat.leave()
             raise
-        handoff = Handoff(opening, choices, session, seat, self._emit)
+        handoff = Handoff(opening, choices, session, seat, self._emit, self._floor.faults)
         for choice in choices:
             self._handoffs[choice.index] = handoff
         try:
@@ -171,14 +179,16 @@ class Generation:
             self._died(error.message, choices)
             return
         try:
-            await self._follow(handoff, seat.worker, choices)
+            await self._follow(handoff, seat.worker, choices, tokens)
         finally:
             handoff.cancel()
 
-    async def _follow(self, handoff: Handoff, worker: Worker, choices: Sequence[Choice]) -> None:
+    async def _follow(
+        self, handoff: Handoff, worker: Worker, choices: Sequence[Choice], tokens: Sequence[int]
+    ) -> None:
         event = await handoff.events.get()
         if isinstance(event, wire.Reserved):
-            self._reserved(event)
+            self._reserved(event, choices, len(tokens))
             missing = len(handoff.opening.block_ids) - event.have
             self._enter(phase.PREFILL)
             if missing and handoff.opening.prompt_logprobs is not None:
@@ -242,6 +252,7 @@ class Generation:
 
         def complete() -> None:
             self._enter(phase.HANDOVER)
+            self._floor.faults.at("handing_over")
             late = RunFailure("blocks were not handed over", Fault.REQUEST)
             timers.append(loop.call_later(self._floor.handover_s, fail, late))
 
@@ -251,6 +262,7 @@ class Generation:
             self._floor.run_patience,
             on_complete=complete,
             on_failure=fail,
+            faults=self._floor.faults,
         )
         try:
             while True:
@@ -262,8 +274,14 @@ class Generation:
                 timer.cancel()
             run.end()
 
-    def _reserved(self, event: wire.Reserved) -> None:
+    def _reserved(self, event: wire.Reserved, choices: Sequence[Choice], tokens: int) -> None:
         self._no_store_at = None
+        for choice in choices:
+            why = self._torn.pop(choice.index, None)
+            if why is not None:
+                # Everything but the last token had been computed, if generation had begun.
+                again = max(0, tokens - 1 - event.have * PAGE_TOKENS) if choice.tokens else 0
+                self._on_placed_anew(why, again)
         if not self._accepted:
             self._accepted = True
             self._on_reserved(event.have * PAGE_TOKENS)
@@ -283,6 +301,7 @@ class Generation:
     def _done(self, event: wire.Done, choices: Sequence[Choice]) -> None:
         """Returns if the open choices are to be placed again."""
         if event.ending in ("preempted", "moved"):
+            self._torn.update((choice.index, event.ending) for choice in choices)
             return
         if event.ending == "cancelled":
             self._died("the worker cancelled the request", choices)
@@ -293,6 +312,7 @@ class Generation:
     def _died(self, reason: str, choices: Sequence[Choice]) -> None:
         """Counts a loss; raises once there were too many."""
         self._deaths.update(choice.index for choice in choices)
+        self._torn.update((choice.index, "lost") for choice in choices)
         deaths = max(self._deaths[choice.index] for choice in choices)
         log.warning(
             "request lost its worker",

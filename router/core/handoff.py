@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mesh.faults import NO_FAULTS, FaultPoints
 from router import wire
 from router.admission import Seat
 from router.core.choice import Choice, Row
@@ -50,6 +51,7 @@ class Handoff:
         session: DecodeSession,
         seat: Seat,
         emit: Callable[[Delta], None],
+        faults: FaultPoints = NO_FAULTS,
     ) -> None:
         self.opening = opening
         self.events: asyncio.Queue[Event] = asyncio.Queue()
@@ -59,6 +61,7 @@ class Handoff:
         self._session = session
         self._seat = seat
         self._emit = emit
+        self._faults = faults
 
     def open(self) -> None:
         """Sends the request; raises Unavailable, and then the seat is free."""
@@ -96,6 +99,7 @@ class Handoff:
             choice = self._choices.get(row.choice)
             if choice is None:
                 continue
+            self._faults.at("streaming" if choice.tokens else "first_token")
             delta = choice.push(row)
             if delta is None:
                 continue

@@ -41,6 +41,13 @@ class RouterMetrics:
         self.generation_tokens = counter("generation_tokens", "Generated tokens.")
         self.prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the cache.")
         self.prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the cache.")
+        self.recomputed = Histogram(
+            "kvmesh_recomputed_tokens",
+            "Tokens computed a second time by a choice that goes on elsewhere (why: lost, moved, preempted).",
+            ["model", "why"],
+            buckets=_TOKEN_BUCKETS,
+            registry=registry,
+        )
         self.requests = counter("requests", "Requests by outcome (ok, cancelled, an error code).", "outcome")
         self.running = gauge("num_requests_running", "Requests being answered, those that wait included.")
         self.waiting = gauge("num_requests_waiting", "Requests waiting for a decode worker.")

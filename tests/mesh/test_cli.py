@@ -18,11 +18,12 @@ from mesh.cli.failure import Failure
 from mesh.cli.keys import seconds
 from mesh.cli.logs import chosen
 from mesh.cli.main import parser
-from mesh.cli.status import pages, parse_samples, total
+from mesh.cli.status import pages
 from mesh.cli.style import readable
 from mesh.cli.trace import tree
 from mesh.supervisor.state import create_state, held
 from mesh.telemetry.reading import StoredSpan
+from mesh.telemetry.samples import parse_samples, total
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,0 +1,149 @@
+"""One cell after another: load, faults while it runs, then the same load undisturbed, and the difference."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+
+from mesh.chaos.asks import Ask, Outcome, draw, put
+from mesh.chaos.cells import Cell
+from mesh.chaos.view import View
+from mesh.telemetry.samples import total
+
+CLIENTS = 16
+BACK_WITHIN_S = 60.0
+# The KV of the dead must be gone by then.
+CLEAN_WITHIN_S = 5.0
+_LOOK_S = 0.05
+
+
+@dataclass(slots=True)
+class Result:
+    """What clients and stores saw of one cell. Times in seconds, `stall` beyond the undisturbed run's."""
+
+    cell: str
+    requests: int
+    deaths: int = 0
+    failed: int = 0
+    broken_streams: int = 0
+    different: int = 0
+    stall_s: float = 0.0
+    resumed: int = 0
+    recomputed_mean: float = 0.0
+    leaked_pages: int = 0
+    details: list[str] = field(default_factory=list)
+
+    @property
+    def identical(self) -> int:
+        return self.requests - self.failed - self.broken_streams - self.different
+
+
+class Chaos:
+    """Runs cells on a mesh. `connect` makes a client of its edge."""
+
+    def __init__(self, view: View, connect: Callable[[], httpx.AsyncClient], model: str, run: str) -> None:
+        self._view = view
+        self._connect = connect
+        self._model = model
+        self._run = run
+        self._turn = 0
+
+    async def cell(self, cell: Cell, requests: int) -> Result:
+        """Raises AssertionError only for a mesh that does not come back."""
+        self._turn += 1
+        await self._whole(cell)
+        result = Result(cell.name, requests)
+        asks = draw(f"{self._run} {cell.name}", requests, self._model)
+        before = await self._recomputed()
+        load = asyncio.create_task(self._load(asks))
+        try:
+            result.deaths = await self._break(cell, load, requests)
+        finally:
+            disturbed = await load
+        await self._whole(cell)
+        result.leaked_pages, _ = await self._view.clean(CLEAN_WITHIN_S)
+        after = await self._recomputed()
+        result.resumed = max(0, round(after[0] - before[0]))
+        result.recomputed_mean = (after[1] - before[1]) / result.resumed if result.resumed else 0.0
+        self._compare(cell, result, asks, disturbed, await self._load(asks))
+        return result
+
+    async def _whole(self, cell: Cell) -> None:
+        if not await self._view.whole(BACK_WITHIN_S):
+            raise AssertionError(f"{cell.name}: a process did not come back within {BACK_WITHIN_S:g} s")
+
+    async def _load(self, asks: Sequence[Ask]) -> list[Outcome]:
+        outcomes: list[Outcome | None] = [None] * len(asks)
+        waiting = iter(enumerate(asks))
+
+        async def client() -> None:
+            async with self._connect() as http:
+                for place, ask in waiting:
+                    outcomes[place] = await put(http, ask)
+
+        await asyncio.gather(*(client() for _ in range(min(CLIENTS, len(asks)))))
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    async def _break(self, cell: Cell, load: asyncio.Task[list[Outcome]], requests: int) -> int:
+        """Strikes at the phase, again and again as soon as the victim is back, while the load runs."""
+        dice = random.Random(f"{self._run} {cell.name}")  # noqa: S311
+        deaths = 0
+        victim = await self._view.one(cell.victim, self._turn)
+        while not load.done():
+            # The point lies in a router; which one passes it first does not matter.
+            at = victim if cell.victim == "router" else await self._view.one("router", self._turn)
+            nth = dice.randint(2, 40 if cell.phase == "streaming" else max(3, min(12, requests // 4)))
+            pid = 0 if cell.victim == "router" else victim["pid"]
+            if not at["ready"]:
+                await asyncio.sleep(_LOOK_S)
+                continue
+            self._view.arm(at, [{"point": cell.phase, "action": cell.how, "nth": nth, "pid": pid}])
+            while not self._view.fired(at) and not load.done():  # noqa: ASYNC110 (another process)
+                await asyncio.sleep(_LOOK_S)
+            deaths += self._view.fired(at)
+            self._view.forget(at)
+            back = None
+            while back is None and not load.done():
+                await asyncio.sleep(_LOOK_S)
+                back = await self._view.replaced(victim["name"], victim["pid"])
+            victim = back or victim
+        for process in await self._view.processes():
+            if process["role"] == "router" and process["ready"]:
+                self._view.arm(process, [])
+        return deaths
+
+    async def _recomputed(self) -> tuple[float, float]:
+        """How often a choice went on after its worker was lost, and the tokens computed again."""
+        samples = await self._view.samples("router")
+        return (
+            total(samples, "kvmesh_recomputed_tokens_count", why="lost"),
+            total(samples, "kvmesh_recomputed_tokens_sum", why="lost"),
+        )
+
+    @staticmethod
+    def _compare(
+        cell: Cell,
+        result: Result,
+        asks: Sequence[Ask],
+        disturbed: Sequence[Outcome],
+        undisturbed: Sequence[Outcome],
+    ) -> None:
+        for number, (ask, was, should) in enumerate(zip(asks, disturbed, undisturbed, strict=True)):
+            if should.kind != "answered":
+                result.failed += 1
+                result.details.append(f"{number}: undisturbed, and {should.kind}: {should.detail}")
+            elif was.kind == "broken" and cell.may_break_streams and ask.stream:
+                result.broken_streams += 1
+            elif was.kind != "answered":
+                result.failed += 1
+                result.details.append(f"{number}: {was.kind}: {was.detail}")
+            elif was.said != should.said:
+                result.different += 1
+                result.details.append(f"{number}: another answer")
+            else:
+                stall_s = was.longest_silence_s - should.longest_silence_s
+                result.stall_s = max(result.stall_s, stall_s)
