@@ -103,6 +103,7 @@ def _unix(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(str(path))
+        path.chmod(0o600)
         listener.setblocking(False)
     except OSError:
         listener.close()
