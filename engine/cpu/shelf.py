@@ -60,10 +60,12 @@ class Shelf:
     def nbytes(self) -> int:
         return self._used
 
-    def form(self, weight: Weight) -> tuple[str, bool]:
+    def form(self, weight: Weight) -> tuple[str, bool, int]:
         """What can be stacked: weights of equal form."""
         found = self._read(weight.names[0])
-        return (found.form, found.minima is not None) if isinstance(found, Codes) else ("f32", False)
+        if isinstance(found, Codes):
+            return found.form, found.minima is not None, found.group
+        return "f32", False, GROUP
 
     def weight(self, parts: Sequence[Weight], *, paired: bool = False) -> Shelved:
         """Matrices of equal form stacked along their outputs; `paired` puts the outputs of two side by side
@@ -104,6 +106,7 @@ class Shelf:
             coded = [part for part in read if isinstance(part, Codes)]
             return self._pack_codes(
                 first.form,
+                first.group,
                 _stack([part.codes for part in coded], paired),
                 _stack([part.scales for part in coded], paired),
                 None
@@ -112,18 +115,20 @@ class Shelf:
             )
         values = _stack([part for part in read if not isinstance(part, Codes)], paired)
         rows, columns = values.shape
-        out = self._take(self._core.packed_bytes("f32", rows, columns, False, False))
+        out = self._take(self._core.packed_bytes("f32", rows, columns, False, False, GROUP))
         self._core.pack_floats(values, out)
-        return Shelved(self._engine.weight("f32", rows, columns, False, False, out), False)
+        return Shelved(self._engine.weight("f32", rows, columns, False, False, GROUP, out), False)
 
     def _pack_codes(
-        self, form: str, codes: NDArray[np.uint8], scales: Floats, minima: Floats | None
+        self, form: str, group: int, codes: NDArray[np.uint8], scales: Floats, minima: Floats | None
     ) -> Shelved:
         rows, columns = codes.shape
-        half = self._core.fits_half(scales) and (minima is None or self._core.fits_half(minima))
-        out = self._take(self._core.packed_bytes(form, rows, columns, half, minima is not None))
-        self._core.pack_codes(form, half, codes, scales, minima, out)
-        return Shelved(self._engine.weight(form, rows, columns, half, minima is not None, out), True)
+        fits = group == GROUP and self._core.fits_half(scales)
+        half = fits and (minima is None or self._core.fits_half(minima))
+        with_minima = minima is not None
+        out = self._take(self._core.packed_bytes(form, rows, columns, half, with_minima, group))
+        self._core.pack_codes(form, half, group, codes, scales, minima, out)
+        return Shelved(self._engine.weight(form, rows, columns, half, with_minima, group, out), True)
 
     def _take(self, nbytes: int) -> NDArray[np.uint8]:
         start = self._used

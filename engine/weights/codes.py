@@ -1,7 +1,7 @@
-"""Stored blocks as codes with a scale and perhaps a minimum per group of 32, to compute on as they are.
+"""Stored blocks as codes with a scale and perhaps a minimum per group of 32 or 16, to compute on as they are.
 
-value = scale * code + minimum, exactly the stored value. Types whose groups are not 32 wide (Q2_K, Q3_K,
-Q6_K) and floats have no such form: None. Knows nothing of how codes are laid out for computing.
+value = scale * code + minimum, exactly the stored value. Floats have no such form: None. Knows nothing of how
+codes are laid out for computing.
 """
 
 from collections.abc import Callable
@@ -11,23 +11,29 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.weights.dequant import _IQ4, _bits, _half, _k_scales, _nibbles
+from engine.weights.dequant import _IQ4, _bits, _half, _k_scales, _nibbles, _q3_k_scales
 from engine.weights.source import Floats
 from text.gguf import GgmlType
 
 Bytes = NDArray[np.uint8]
 CodeForm = Literal["u4", "i8"]
 GROUP = 32
+"""Columns are a whole number of these, whatever the groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """`codes` [rows, columns]: 0..15 for "u4", int8 as bytes for "i8"; the others [rows, columns / 32]."""
+    """`codes` [rows, columns]: 0..15 for "u4", int8 as bytes for "i8"; the others [rows, columns / group]."""
 
     form: CodeForm
     codes: Bytes
     scales: Floats
     minima: Floats | None
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale: 32 or 16."""
+        return int(self.codes.shape[1] // self.scales.shape[1])
 
     @property
     def finite(self) -> bool:
@@ -92,6 +98,30 @@ def _q5_k(blocks: Bytes) -> _Read:
     return "i8", low | fifth << 4, _half(blocks, 0) * scales, -(_half(blocks, 2) * minima)
 
 
+def _q2_k(blocks: Bytes) -> _Read:
+    shifts = np.array([0, 2, 4, 6], np.uint8)[None, None, :, None]
+    values = blocks[:, 16:80].reshape(-1, 2, 1, 32) >> shifts & 3
+    scales = blocks[:, :16]
+    return "u4", values, _half(blocks, 80) * (scales & 15), -(_half(blocks, 82) * (scales >> 4))
+
+
+def _q3_k(blocks: Bytes) -> _Read:
+    # Codes from -4 on become codes from 0 on; (code + 4) * scale needs 20 bits, so nothing is rounded.
+    shifts = np.array([0, 2, 4, 6], np.uint8)[None, None, :, None]
+    low = (blocks[:, 32:96].reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 8, 32)
+    above = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[None, :, None] & 1
+    scales = _half(blocks, 108) * _q3_k_scales(blocks)
+    return "u4", low | above << 2, scales, scales * np.float32(-4)
+
+
+def _q6_k(blocks: Bytes) -> _Read:
+    low = blocks[:, :128].reshape(-1, 2, 1, 64) >> np.array([0, 4], np.uint8)[None, None, :, None] & 15
+    shifts = np.array([0, 2, 4, 6], np.uint8)[None, None, :, None]
+    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3
+    values = (low.reshape(-1, 8, 32) | high.reshape(-1, 8, 32) << 4).view(np.int8) - np.int8(32)
+    return "i8", values, _half(blocks, 208) * blocks[:, 192:208].view(np.int8), None
+
+
 _IQ4_CODES = _IQ4.astype(np.int8)
 
 
@@ -114,8 +144,11 @@ _READERS: dict[GgmlType, Callable[[Bytes], _Read]] = {
     GgmlType.Q5_0: _q5_0,
     GgmlType.Q5_1: _q5_1,
     GgmlType.Q8_0: _q8_0,
+    GgmlType.Q2_K: _q2_k,
+    GgmlType.Q3_K: _q3_k,
     GgmlType.Q4_K: _q4_k,
     GgmlType.Q5_K: _q5_k,
+    GgmlType.Q6_K: _q6_k,
     GgmlType.IQ4_NL: _iq4_nl,
     GgmlType.IQ4_XS: _iq4_xs,
 }

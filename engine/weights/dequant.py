@@ -110,17 +110,21 @@ def _q2_k(blocks: Bytes, out: Floats) -> None:
     target -= (least * (scales >> 4))[:, :, None]
 
 
-def _q3_k(blocks: Bytes, out: Floats) -> None:
-    # 32 bytes of high bits; 64 bytes of low 2 bits; 12 bytes with 16 6-bit scales; d.
+def _q3_k_scales(blocks: Bytes) -> NDArray[np.int8]:
+    """The sixteen 6-bit scales of each block. [blocks, 16]"""
     packed = blocks[:, 96:108]
     low = _nibbles(packed[:, :8])
     high = (packed[:, None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[None, :, None] & 3).reshape(-1, 16)
-    scales = (low | high << 4).astype(np.int8) - np.int8(32)
+    return (low | high << 4).astype(np.int8) - np.int8(32)
+
+
+def _q3_k(blocks: Bytes, out: Floats) -> None:
+    # 32 bytes of high bits; 64 bytes of low 2 bits; 12 bytes with 16 6-bit scales; d.
     shifts = np.array([0, 2, 4, 6], np.uint8)[None, None, :, None]
     codes = (blocks[:, 32:96].reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 8, 32)
     above = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[None, :, None] & 1
     signed = (codes.astype(np.int8) - ((above ^ 1) << 2).astype(np.int8)).reshape(-1, 16, 16)
-    np.multiply(signed, (_half(blocks, 108) * scales)[:, :, None], out=_grouped(out, 16))
+    np.multiply(signed, (_half(blocks, 108) * _q3_k_scales(blocks))[:, :, None], out=_grouped(out, 16))
 
 
 def _k_scales(packed: Bytes) -> tuple[Bytes, Bytes]:

@@ -25,7 +25,11 @@ class CoreEngine(Protocol):
     def isa(self) -> str: ...
 
     def buffer(self, width: int, picked: bool, quantised: bool) -> int: ...
-    def weight(self, form: str, rows: int, columns: int, half: bool, minima: bool, data: Codes) -> int: ...
+    def weight(
+        self, form: str, rows: int, columns: int, half: bool, minima: bool, group: int, data: Codes
+    ) -> int:
+        """`group`: inputs that share a scale, 32 or 16; `half`: scales and minima as f16, of 32 only."""
+
     def vector(self, values: Floats) -> int: ...
     def rope_table(self, cosines: Floats, sines: Floats) -> int: ...
 
@@ -79,9 +83,18 @@ class Core(Protocol):
     def Engine(self, threads: int, isa: str) -> CoreEngine:
         """`isa` "": the best that this processor has."""
 
-    def packed_bytes(self, form: str, rows: int, columns: int, half: bool, minima: bool) -> int: ...
+    def packed_bytes(
+        self, form: str, rows: int, columns: int, half: bool, minima: bool, group: int
+    ) -> int: ...
     def pack_codes(
-        self, form: str, half: bool, codes: Codes, scales: Floats, minima: Floats | None, out: Codes
+        self,
+        form: str,
+        half: bool,
+        group: int,
+        codes: Codes,
+        scales: Floats,
+        minima: Floats | None,
+        out: Codes,
     ) -> None: ...
     def pack_floats(self, values: Floats, out: Codes) -> None: ...
     def fits_half(self, values: Floats) -> bool: ...

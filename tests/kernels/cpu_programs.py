@@ -29,13 +29,19 @@ class Coded:
     minima: Floats | None
 
     @classmethod
-    def random(cls, form: str, rows: int, columns: int, *, half: bool, minima: bool) -> "Coded":
+    def random(
+        cls, form: str, rows: int, columns: int, *, half: bool, minima: bool, group: int = 32
+    ) -> "Coded":
         numbers = np.random.default_rng([rows, columns])
         codes = numbers.integers(0, 16 if form == "u4" else 256, (rows, columns)).astype(np.uint8)
-        tables = [numbers.standard_normal((rows, columns // 32)).astype(np.float32) for _ in range(2)]
+        tables = [numbers.standard_normal((rows, columns // group)).astype(np.float32) for _ in range(2)]
         if half:
             tables = [table.astype(np.float16).astype(np.float32) for table in tables]
         return cls(form, half, codes, tables[0], tables[1] if minima else None)
+
+    @property
+    def group(self) -> int:
+        return int(self.codes.shape[1] // self.scales.shape[1])
 
     @property
     def signed(self) -> NDArray[Any]:
@@ -43,22 +49,23 @@ class Coded:
 
     @property
     def values(self) -> NDArray[np.float64]:
-        values = self.signed * np.repeat(self.scales.astype(np.float64), 32, axis=1)
-        return values if self.minima is None else values + np.repeat(self.minima, 32, axis=1)
+        values = self.signed * np.repeat(self.scales.astype(np.float64), self.group, axis=1)
+        return values if self.minima is None else values + np.repeat(self.minima, self.group, axis=1)
 
     def add(self, engine: CoreEngine) -> int:
         rows, columns = self.codes.shape
         with_minima = self.minima is not None
-        out = np.zeros(load().packed_bytes(self.form, rows, columns, self.half, with_minima), np.uint8)
-        load().pack_codes(self.form, self.half, self.codes, self.scales, self.minima, out)
-        return engine.weight(self.form, rows, columns, self.half, with_minima, out)
+        size = load().packed_bytes(self.form, rows, columns, self.half, with_minima, self.group)
+        out = np.zeros(size, np.uint8)
+        load().pack_codes(self.form, self.half, self.group, self.codes, self.scales, self.minima, out)
+        return engine.weight(self.form, rows, columns, self.half, with_minima, self.group, out)
 
 
 def add_floats(engine: CoreEngine, values: Floats) -> int:
     rows, columns = values.shape
-    out = np.zeros(load().packed_bytes("f32", rows, columns, False, False), np.uint8)
+    out = np.zeros(load().packed_bytes("f32", rows, columns, False, False, 32), np.uint8)
     load().pack_floats(values, out)
-    return engine.weight("f32", rows, columns, False, False, out)
+    return engine.weight("f32", rows, columns, False, False, 32, out)
 
 
 def numbers(*values: int) -> NDArray[np.int32]:

@@ -8,11 +8,15 @@ from kernels.cpu import load
 from tests.kernels.cpu_programs import ISAS, Coded, Floats, Rows, add_floats, normal, product
 
 FORMS = [
-    ("u4", True, True),
-    ("u4", False, True),
-    ("u4", False, False),
-    ("i8", True, False),
-    ("i8", False, True),
+    ("u4", True, True, 32),
+    ("u4", False, True, 32),
+    ("u4", False, False, 32),
+    ("u4", False, True, 16),
+    ("u4", False, False, 16),
+    ("i8", True, False, 32),
+    ("i8", False, True, 32),
+    ("i8", False, True, 16),
+    ("i8", False, False, 16),
 ]
 SHAPES = [(16, 32, 1), (1, 64, 4), (40, 576, 9), (17, 1536, 6), (96, 32, 70)]
 
@@ -26,10 +30,12 @@ def quantised_twin(x: Floats) -> tuple[NDArray[np.float64], Floats]:
     return codes, (largest / np.float32(127))[:, :, None]
 
 
-@pytest.mark.parametrize(("form", "half", "minima"), FORMS)
+@pytest.mark.parametrize(("form", "half", "minima", "group"), FORMS)
 @pytest.mark.parametrize(("outputs", "columns", "rows"), SHAPES)
-def test_codes(form: str, half: bool, minima: bool, outputs: int, columns: int, rows: int) -> None:
-    weight = Coded.random(form, outputs, columns, half=half, minima=minima)
+def test_codes(
+    form: str, half: bool, minima: bool, group: int, outputs: int, columns: int, rows: int
+) -> None:
+    weight = Coded.random(form, outputs, columns, half=half, minima=minima, group=group)
     x = normal(1, rows, columns)
     codes, scales = quantised_twin(x)
     wanted = (codes * scales).reshape(rows, columns) @ weight.values.T
@@ -50,11 +56,11 @@ def test_floats(outputs: int, columns: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("form", ["u4", "i8", "f32"])
-def test_a_row_does_not_depend_on_its_company(isa: str, form: str) -> None:
+@pytest.mark.parametrize(("form", "group"), [("u4", 32), ("u4", 16), ("i8", 32), ("i8", 16), ("f32", 32)])
+def test_a_row_does_not_depend_on_its_company(isa: str, form: str, group: int) -> None:
     weight: Coded | Floats = normal(3, 50, 96)
     if form != "f32":
-        weight = Coded.random(form, 50, 96, half=True, minima=True)
+        weight = Coded.random(form, 50, 96, half=group == 32, minima=True, group=group)
     x = normal(4, 75, 96)
     whole = product(x, weight, isa=isa, rows_at_once=75)
     for rows_at_once, threads in ((1, 1), (3, 1), (7, 2), (75, 2)):
@@ -118,10 +124,9 @@ def test_gate_bias_and_addition_at_the_end_of_a_product(isa: str) -> None:
     np.testing.assert_allclose(rows.run(64), wanted, rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize("form", ["u4", "i8"])
-@pytest.mark.parametrize(("half", "minima"), [(True, True), (True, False), (False, True), (False, False)])
-def test_packed_rows_can_be_read_back(form: str, half: bool, minima: bool) -> None:
-    weight = Coded.random(form, 37, 96, half=half, minima=minima)
+@pytest.mark.parametrize(("form", "half", "minima", "group"), FORMS)
+def test_packed_rows_can_be_read_back(form: str, half: bool, minima: bool, group: int) -> None:
+    weight = Coded.random(form, 37, 96, half=half, minima=minima, group=group)
     for isa in ISAS:
         engine = load().Engine(1, isa)
         table, buffer, picked = (

@@ -78,7 +78,7 @@ inline void norm(const float* x, const float* weight, float epsilon, int width, 
 
 // Symmetric 8-bit codes of 16 numbers; returns the sum of their values. Where a number is not finite the scale
 // is none either, so that it shows in the result of its row, and only there.
-inline float quantise_fine(const float* x, std::int8_t* codes, float* scale_out) {
+inline float quantise_fine(const float* x, std::int8_t* codes, float* scale_out, std::int32_t* code_sum) {
   F8 most = all(0.0f), not_finite = all(0.0f);
   for (int i = 0; i < kFine; i += 8) {
     const F8 part = load(x + i);
@@ -92,13 +92,15 @@ inline float quantise_fine(const float* x, std::int8_t* codes, float* scale_out)
   std::int32_t sum = 0;
   for (int i = 0; i < kFine; i += 8) sum += to_codes(mul8(load(x + i), all(inverse)), codes + i);
   *scale_out = scale;
+  *code_sum = sum;
   return scale * static_cast<float>(sum);
 }
 
-inline void quantise(const float* x, int columns, std::int8_t* codes, float* scales, float* sums) {
-  for (int g = 0; g < columns / kGroup; ++g, x += kGroup, codes += kGroup, scales += 2) {
-    const float first = quantise_fine(x, codes, scales);
-    sums[g] = first + quantise_fine(x + kFine, codes + kFine, scales + 1);
+inline void quantise(const float* x, int columns, std::int8_t* codes, float* scales, float* sums,
+                     std::int32_t* code_sums) {
+  for (int g = 0; g < columns / kGroup; ++g, x += kGroup, codes += kGroup, scales += 2, code_sums += 2) {
+    const float first = quantise_fine(x, codes, scales, code_sums);
+    sums[g] = first + quantise_fine(x + kFine, codes + kFine, scales + 1, code_sums + 1);
   }
 }
 
@@ -198,12 +200,23 @@ inline F8 load_stored(const std::uint8_t* p, Dtype dtype, int count) {
   return load(lanes);
 }
 
-// `count` (at most 16) scales or minima of a group, beginning with output `first`.
+// Eight scales or minima of a group, beginning with number `first` of them.
 inline F8 load_scales(const std::uint8_t* p, bool half, int first) {
   if (half) return load_half(p + 2 * first);
   float lanes[8];
   __builtin_memcpy(lanes, p + 4 * first, sizeof lanes);
   return load(lanes);
+}
+
+inline float scale_at(const std::uint8_t* p, bool half, int index) {
+  if (half) {
+    std::uint16_t h;
+    __builtin_memcpy(&h, p + 2 * index, 2);
+    return half_to_float(h);
+  }
+  float x;
+  __builtin_memcpy(&x, p + 4 * index, 4);
+  return x;
 }
 
 inline void expand(const Weight& weight, int row, float scale, float* out) {
@@ -218,13 +231,12 @@ inline void expand(const Weight& weight, int row, float scale, float* out) {
     return;
   }
   for (int g = 0; g < weight.groups(); ++g, panel += weight.group_bytes(), out += kGroup) {
-    float lanes[8];
-    store8(lanes, load_scales(panel, weight.half_scales, lane / 8 * 8));
-    const float step = lanes[lane % 8];
-    float least = 0.0f;
-    if (weight.minima) {
-      store8(lanes, load_scales(panel + weight.header_bytes() / 2, weight.half_scales, lane / 8 * 8));
-      least = lanes[lane % 8];
+    // Of both halves of the group.
+    float steps[2], least[2] = {0.0f, 0.0f};
+    for (int h = 0; h < 2; ++h) {
+      const int at = lane + (weight.fine ? h * kPanel : 0);
+      steps[h] = scale_at(panel, weight.half_scales, at);
+      if (weight.minima) least[h] = scale_at(panel + weight.header_bytes() / 2, weight.half_scales, at);
     }
     const std::uint8_t* codes = panel + weight.header_bytes() + 4 * lane;
     for (int i = 0; i < kGroup; ++i) {
@@ -235,8 +247,8 @@ inline void expand(const Weight& weight, int row, float scale, float* out) {
       } else {
         code = static_cast<float>(static_cast<std::int8_t>(codes[i / 4 * 64 + i % 4]));
       }
-      const float value = code * step;
-      out[i] = (weight.minima ? value + least : value) * scale;
+      const float value = code * steps[i / kFine];
+      out[i] = (weight.minima ? value + least[i / kFine] : value) * scale;
     }
   }
 }

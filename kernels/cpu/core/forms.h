@@ -4,6 +4,7 @@
 // its 16 outputs, scales, minima (if any) and codes, so that a product reads one stream:
 //
 //     [16 scales][16 minima][codes]        scales and minima f32, or f16 where that loses nothing
+//     [16 scales][16 scales][16 minima][16 minima][codes]        fine: one for each half of the inputs; f32
 //     u4: 4 blocks of 64 bytes; block t holds inputs 4t..4t+3 in the low and 16+4t.. in the high nibbles
 //     i8: 8 blocks of 64 bytes; block t holds inputs 4t..4t+3
 //         within a block 16 outputs x 4 inputs
@@ -18,7 +19,8 @@
 namespace kv {
 
 constexpr int kGroup = 32;       // inputs of a weight that share a scale
-constexpr int kFine = 16;        // activations that share a scale: halves the distance from float that 32 have
+constexpr int kFine = 16;        // activations (and inputs of a fine weight) that share a scale: halves the
+                                 // distance from float that 32 have
 constexpr int kPanel = 16;       // outputs that are computed together
 constexpr int kChunk = 64;       // tokens at whose multiples attention splits the context
 constexpr int kSpanChunks = 8;   // chunks in a span, the piece of context that one work item takes
@@ -32,6 +34,7 @@ struct Weight {
   Form form;
   bool half_scales;
   bool minima;
+  bool fine;    // a scale (and minimum) per 16 inputs, always f32
   int rows;     // outputs
   int columns;  // inputs
   const std::uint8_t* data;
@@ -39,7 +42,7 @@ struct Weight {
   int panels() const { return (rows + kPanel - 1) / kPanel; }
   int groups() const { return columns / kGroup; }
   std::size_t header_bytes() const {
-    return static_cast<std::size_t>(kPanel) * (half_scales ? 2 : 4) * (minima ? 2 : 1);
+    return static_cast<std::size_t>(kPanel) * (half_scales ? 2 : 4) * (minima ? 2 : 1) * (fine ? 2 : 1);
   }
   std::size_t group_bytes() const { return header_bytes() + (form == Form::u4 ? 256 : 512); }
   std::size_t panel_bytes() const {
@@ -49,11 +52,12 @@ struct Weight {
   std::size_t bytes() const { return panel_bytes() * static_cast<std::size_t>(panels()); }
 };
 
-// Rows of 8-bit codes with a scale per 16; sums are those of the values, per 32.
+// Rows of 8-bit codes with a scale per 16; sums are those of the values, per 32, and of the codes, per 16.
 struct Quantised {
-  std::int8_t* codes;  // [rows][columns]
-  float* scales;       // [rows][columns / 16]
-  float* sums;         // [rows][columns / 32]
+  std::int8_t* codes;       // [rows][columns]
+  float* scales;            // [rows][columns / 16]
+  float* sums;              // [rows][columns / 32]
+  std::int32_t* code_sums;  // [rows][columns / 16]
   int columns;
 };
 
@@ -126,7 +130,8 @@ struct Kernels {
   void (*exponentials)(const float* x, int count, float* out);
   // out[i] = x[i] / sqrt(mean(x²) + epsilon) * weight[i]
   void (*norm)(const float* x, const float* weight, float epsilon, int width, float* out);
-  void (*quantise)(const float* x, int columns, std::int8_t* codes, float* scales, float* sums);
+  void (*quantise)(const float* x, int columns, std::int8_t* codes, float* scales, float* sums,
+                   std::int32_t* code_sums);
   void (*rope)(float* x, int heads, int dim, const float* cosines, const float* sines, bool interleaved);
   void (*silu_gate)(const float* gate, const float* up, int width, float* out);
   void (*add)(const float* x, const float* y, int width, float* out);

@@ -4,6 +4,7 @@ namespace kv {
 namespace {
 #include "lanes_portable.h"
 
+// The scales of 16 outputs for one of `groups` stretches of inputs.
 void put_scales(const float* table, int groups, int group, int first, int outputs, bool half, std::uint8_t* out) {
   for (int i = 0; i < kPanel; ++i) {
     const float x = i < outputs ? table[static_cast<std::size_t>(first + i) * static_cast<std::size_t>(groups) +
@@ -34,15 +35,19 @@ void put_codes(Form form, const std::uint8_t* line, int lane, std::uint8_t* out)
 
 void pack_codes(const Weight& weight, const std::uint8_t* codes, const float* scales, const float* minima,
                 int panel, int panel_end, std::uint8_t* out) {
-  const int groups = weight.groups();
+  const int groups = weight.groups(), parts = weight.fine ? 2 : 1;
   for (; panel < panel_end; ++panel) {
     const int first = panel * kPanel;
     const int outputs = weight.rows - first < kPanel ? weight.rows - first : kPanel;
     std::uint8_t* block = out + weight.panel_bytes() * static_cast<std::size_t>(panel);
     for (int g = 0; g < groups; ++g, block += weight.group_bytes()) {
-      put_scales(scales, groups, g, first, outputs, weight.half_scales, block);
-      if (weight.minima) {
-        put_scales(minima, groups, g, first, outputs, weight.half_scales, block + weight.header_bytes() / 2);
+      for (int part = 0; part < parts; ++part) {
+        const std::size_t at = static_cast<std::size_t>(part) * kPanel * sizeof(float);
+        put_scales(scales, groups * parts, g * parts + part, first, outputs, weight.half_scales, block + at);
+        if (weight.minima) {
+          put_scales(minima, groups * parts, g * parts + part, first, outputs, weight.half_scales,
+                     block + weight.header_bytes() / 2 + at);
+        }
       }
       std::uint8_t* target = block + weight.header_bytes();
       __builtin_memset(target, 0, weight.group_bytes() - weight.header_bytes());

@@ -5,7 +5,8 @@
 
 namespace kv {
 
-// codes [rows][columns], scales and minima [rows][columns / 32] (minima null where the form has none).
+// codes [rows][columns], scales and minima [rows][columns / 32], or / 16 where the
+// weight is fine (minima null where the form has none).
 // u4 takes codes 0..15. Packs panels [panel, panel_end); `out` is the start of the weight.
 void pack_codes(const Weight& weight, const std::uint8_t* codes, const float* scales, const float* minima,
                 int panel, int panel_end, std::uint8_t* out);

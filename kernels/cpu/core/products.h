@@ -4,6 +4,8 @@
 //     for each group: dot = fma(float(second half), its scale, float(first half) * its scale)
 //                     sum = fma(dot, weight scale, sum)
 //                     sum = fma(weight minimum, activation sum, sum)
+//     fine: for each half of a group: sum = fma(float(half) * its scale, weight scale, sum)
+//                                     sum = fma(weight minimum, its scale * float(its code sum), sum)
 //
 // Included inside a namespace of its own by each isa_*.cpp, after attention.h and the set's tile_codes.
 

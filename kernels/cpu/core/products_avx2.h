@@ -133,9 +133,60 @@ inline void tile_of(const Product& product, const Panel& panel, int row, float (
   }
 }
 
+// A scale for each half of a group.
+template <int kRows, Form kForm, bool kMinima>
+inline void tile_fine(const Product& product, const Panel& panel, int row, float (*sums)[kPanel]) {
+  const Quantised& quantised = product.quantised;
+  const std::ptrdiff_t halves = product.weight.groups() * 2, columns = quantised.columns;
+  const std::int8_t* x = quantised.codes + row * columns;
+  const float* x_scales = quantised.scales + row * halves;
+  const std::int32_t* x_sums = quantised.code_sums + row * halves;
+  const std::uint8_t* block = panel.data;
+  constexpr std::size_t kTable = kPanel * 4, kHeader = 2 * kTable * (kMinima ? 2 : 1);
+  constexpr std::size_t kBlock = kHeader + (kForm == Form::u4 ? 256 : 512);
+
+  F8 total[kRows][2];
+  for (int r = 0; r < kRows; ++r) total[r][0] = total[r][1] = all(0.0f);
+
+  const auto add_half = [&](std::ptrdiff_t half, const __m256i(*dots)[2], const std::uint8_t* scales) {
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) {
+      const F8 scale = load_scales(scales, false, 8 * v);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const F8 dot = mul8({_mm256_cvtepi32_ps(dots[r][v])}, all(x_scales[r * halves + half]));
+        total[r][v] = fma8(dot, scale, total[r][v]);
+        if constexpr (kMinima) {
+          const F8 least = load_scales(scales + 2 * kTable, false, 8 * v);
+          const float sum = x_scales[r * halves + half] * static_cast<float>(x_sums[r * halves + half]);
+          total[r][v] = fma8(least, all(sum), total[r][v]);
+        }
+      }
+    }
+  };
+  for (std::ptrdiff_t half = 0; half < halves; half += 2, x += kGroup, block += kBlock) {
+    __m256i dots[kRows][2];
+    if constexpr (kRows == 1) {
+      for (std::size_t ahead = 0; ahead < kBlock; ahead += 64) __builtin_prefetch(block + kAhead + ahead);
+    }
+    dot_half<kRows, kForm, 0>(block + kHeader, x, columns, dots);
+    add_half(half, dots, block);
+    dot_half<kRows, kForm, 4>(block + kHeader, x, columns, dots);
+    add_half(half + 1, dots, block + kTable);
+  }
+  for (int r = 0; r < kRows; ++r) {
+    store8(sums[r], total[r][0]);
+    store8(sums[r] + 8, total[r][1]);
+  }
+}
+
 template <int kRows, Form kForm>
 inline void tile_scaled(const Product& product, const Panel& panel, int row, float (*sums)[kPanel]) {
   const Weight& weight = product.weight;
+  if (weight.fine) {
+    if (weight.minima) return tile_fine<kRows, kForm, true>(product, panel, row, sums);
+    return tile_fine<kRows, kForm, false>(product, panel, row, sums);
+  }
   if (weight.half_scales) {
     if (weight.minima) return tile_of<kRows, kForm, true, true>(product, panel, row, sums);
     return tile_of<kRows, kForm, true, false>(product, panel, row, sums);

@@ -39,11 +39,23 @@ inline void tile_codes(const Product& product, const Panel& panel, int row, floa
       for (int h = 0; h < 2; ++h) dot_half(weight, block + weight.header_bytes(), codes, h * kFine, dots[h]);
       const float* scales = x.scales + ((row + r) * groups + g) * 2;
       const F8 sum = all(x.sums[(row + r) * groups + g]);
+      const std::int32_t* code_sums = x.code_sums + ((row + r) * groups + g) * 2;
       for (int h = 0; h < 2; ++h) {
         F8 first, second;
         for (int i = 0; i < 8; ++i) {
           first.v[i] = static_cast<float>(dots[0][8 * h + i]);
           second.v[i] = static_cast<float>(dots[1][8 * h + i]);
+        }
+        if (weight.fine) {
+          const F8 parts[2] = {first, second};
+          for (int part = 0; part < 2; ++part) {
+            const int at = part * kPanel + 8 * h;
+            halves[h] = fma8(mul8(parts[part], all(scales[part])), load_scales(block, false, at), halves[h]);
+            if (!weight.minima) continue;
+            const F8 least = load_scales(block + weight.header_bytes() / 2, false, at);
+            halves[h] = fma8(least, all(scales[part] * static_cast<float>(code_sums[part])), halves[h]);
+          }
+          continue;
         }
         const F8 dot = fma8(second, all(scales[1]), mul8(first, all(scales[0])));
         halves[h] = fma8(dot, load_scales(block, weight.half_scales, 8 * h), halves[h]);

@@ -1,6 +1,12 @@
 #include "program.h"
 
 namespace kv {
+namespace {
+
+// Quantised rows keep codes, scales and sums apart, each from a multiple of 64 bytes on.
+constexpr std::size_t kApart = 256;
+
+}  // namespace
 
 int Program::buffer(int width, bool picked, bool quantised) {
   Buffer made{};
@@ -15,6 +21,7 @@ int Program::buffer(int width, bool picked, bool quantised) {
 Error Program::weight(const Weight& weight, std::size_t bytes, int* index) {
   if (weight.rows < 1 || weight.columns < 1) return {"a weight without rows or columns"};
   if (weight.form != Form::f32 && weight.columns % kGroup != 0) return {"columns are no whole number of groups"};
+  if (weight.fine && weight.half_scales) return {"scales per 16 inputs are always f32"};
   if (weight.bytes() > bytes) return {"the packed weight is longer than its memory"};
   weights_.push_back(weight);
   *index = static_cast<int>(weights_.size()) - 1;
@@ -135,7 +142,7 @@ Error Program::operation(const Operation& op) {
 std::size_t Program::buffer_row_bytes(const Buffer& buffer) const {
   const auto width = static_cast<std::size_t>(buffer.width);
   if (!buffer.quantised) return width * sizeof(float);
-  return width + (width / kFine + width / kGroup) * sizeof(float);
+  return width + (2 * (width / kFine) + width / kGroup) * sizeof(float);
 }
 
 Error Program::plan(int rows, int context) {
@@ -148,15 +155,14 @@ Error Program::plan(int rows, int context) {
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     Buffer& mine = buffers_[i];
     if (mine.first_use < 0) continue;
-    // Quantised rows keep codes, scales and sums apart; 64 bytes between them.
-    const std::size_t size = aligned64(buffer_row_bytes(mine) * static_cast<std::size_t>(rows) + 192);
+    const std::size_t size = aligned64(buffer_row_bytes(mine) * static_cast<std::size_t>(rows) + kApart);
     std::size_t at = 0;
     for (bool moved = true; moved;) {
       moved = false;
       for (std::size_t j = 0; j < i; ++j) {
         const Buffer& other = buffers_[j];
         if (other.first_use < 0 || other.last_use < mine.first_use || mine.last_use < other.first_use) continue;
-        const std::size_t end = other.offset + aligned64(buffer_row_bytes(other) * static_cast<std::size_t>(rows) + 192);
+        const std::size_t end = other.offset + aligned64(buffer_row_bytes(other) * static_cast<std::size_t>(rows) + kApart);
         if (at < end && other.offset < at + size) {
           at = end;
           moved = true;

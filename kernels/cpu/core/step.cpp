@@ -183,8 +183,9 @@ Quantised Runner::quantised(const View& view) const {
   std::uint8_t* codes = buffers_ + buffer.offset;
   std::uint8_t* scales = codes + aligned64(rows * width);
   std::uint8_t* sums = scales + aligned64(rows * (width / kFine) * sizeof(float));
+  std::uint8_t* code_sums = sums + aligned64(rows * (width / kGroup) * sizeof(float));
   return {reinterpret_cast<std::int8_t*>(codes), reinterpret_cast<float*>(scales), reinterpret_cast<float*>(sums),
-          buffer.width};
+          reinterpret_cast<std::int32_t*>(code_sums), buffer.width};
 }
 
 Plane Runner::plane(const Operation& op, std::size_t offset) const {
@@ -215,7 +216,7 @@ void Runner::row(const Operation& op, int row) {
       const Quantised q = quantised(op.out);
       const std::size_t groups = index(q.columns / kGroup) * index(row);
       kernels_.quantise(lines(op.x).row(row), q.columns, q.codes + index(q.columns) * index(row), q.scales + 2 * groups,
-                        q.sums + groups);
+                        q.sums + groups, q.code_sums + 2 * groups);
       return;
     }
     case Kind::rope: {

@@ -46,12 +46,14 @@ kv::Form form_named(const std::string& name) {
   throw std::invalid_argument("there is no weight form " + name);
 }
 
-kv::Weight weight_of(const std::string& form, int rows, int columns, bool half, bool minima,
+kv::Weight weight_of(const std::string& form, int rows, int columns, bool half, bool minima, int group,
                      const std::uint8_t* data = nullptr) {
   if (rows < 1 || columns < 1 || rows > (1 << 28) || columns > (1 << 24)) {
     throw std::invalid_argument("a weight of impossible size");
   }
-  const kv::Weight weight{form_named(form), half, minima, rows, columns, data};
+  if (group != kv::kGroup && group != kv::kFine) throw std::invalid_argument("groups are of 16 or of 32 inputs");
+  const kv::Weight weight{form_named(form), half, minima, group == kv::kFine, rows, columns, data};
+  if (weight.fine && half) throw std::invalid_argument("scales per 16 inputs are always f32");
   if (weight.form != kv::Form::f32 && columns % kv::kGroup != 0) {
     throw std::invalid_argument("columns are no whole number of groups of 32");
   }
@@ -70,8 +72,9 @@ class Engine {
 
   int buffer(int width, bool picked, bool quantised) { return program_.buffer(width, picked, quantised); }
 
-  int weight(const std::string& form, int rows, int columns, bool half, bool minima, Array<const std::uint8_t, 1> data) {
-    const kv::Weight weight = weight_of(form, rows, columns, half, minima, data.data());
+  int weight(const std::string& form, int rows, int columns, bool half, bool minima, int group,
+             Array<const std::uint8_t, 1> data) {
+    const kv::Weight weight = weight_of(form, rows, columns, half, minima, group, data.data());
     int index = -1;
     raise(program_.weight(weight, data.size(), &index));
     keep(data);
@@ -297,18 +300,18 @@ class Engine {
   nb::object arena_;
 };
 
-std::size_t packed_bytes(const std::string& form, int rows, int columns, bool half, bool minima) {
-  return weight_of(form, rows, columns, half, minima).bytes();
+std::size_t packed_bytes(const std::string& form, int rows, int columns, bool half, bool minima, int group) {
+  return weight_of(form, rows, columns, half, minima, group).bytes();
 }
 
-void pack_codes(const std::string& form, bool half, Array<const std::uint8_t, 2> codes, Array<const float, 2> scales,
-                nb::object minima, Array<std::uint8_t, 1> out) {
+void pack_codes(const std::string& form, bool half, int group, Array<const std::uint8_t, 2> codes,
+                Array<const float, 2> scales, nb::object minima, Array<std::uint8_t, 1> out) {
   const int rows = whole(codes.shape(0)), columns = whole(codes.shape(1));
   const bool with = !minima.is_none();
-  const kv::Weight weight = weight_of(form, rows, columns, half, with);
+  const kv::Weight weight = weight_of(form, rows, columns, half, with, group);
   if (weight.form == kv::Form::f32) throw std::invalid_argument("floats have no codes");
   const auto right = [&](const Array<const float, 2>& table) {
-    return table.shape(0) == codes.shape(0) && table.shape(1) == codes.shape(1) / kv::kGroup;
+    return table.shape(0) == codes.shape(0) && table.shape(1) == codes.shape(1) / static_cast<std::size_t>(group);
   };
   Array<const float, 2> least;
   if (with) least = nb::cast<Array<const float, 2>>(minima);
@@ -320,7 +323,7 @@ void pack_codes(const std::string& form, bool half, Array<const std::uint8_t, 2>
 }
 
 void pack_floats(Array<const float, 2> values, Array<std::uint8_t, 1> out) {
-  const kv::Weight weight = weight_of("f32", whole(values.shape(0)), whole(values.shape(1)), false, false);
+  const kv::Weight weight = weight_of("f32", whole(values.shape(0)), whole(values.shape(1)), false, false, kv::kGroup);
   if (out.size() < weight.bytes()) throw std::invalid_argument("the memory does not fit the values");
   const nb::gil_scoped_release release;
   kv::pack_floats(weight, values.data(), 0, weight.panels(), out.data());
@@ -364,8 +367,8 @@ std::uint64_t read_all(Array<const std::uint8_t, 1> data) {
 }  // namespace
 
 NB_MODULE(_kvmesh_cpu, m) {
-  m.def("packed_bytes", &packed_bytes, "form"_a, "rows"_a, "columns"_a, "half"_a, "minima"_a);
-  m.def("pack_codes", &pack_codes, "form"_a, "half"_a, "codes"_a, "scales"_a, "minima"_a.none(), "out"_a);
+  m.def("packed_bytes", &packed_bytes, "form"_a, "rows"_a, "columns"_a, "half"_a, "minima"_a, "group"_a);
+  m.def("pack_codes", &pack_codes, "form"_a, "half"_a, "group"_a, "codes"_a, "scales"_a, "minima"_a.none(), "out"_a);
   m.def("pack_floats", &pack_floats, "values"_a, "out"_a);
   m.def("fits_half", &fits_half, "values"_a);
   m.def("best_isa", [] { return std::string(kv::choose_kernels("")->name); });
@@ -378,7 +381,7 @@ NB_MODULE(_kvmesh_cpu, m) {
       .def(nb::init<int, const std::string&>(), "threads"_a, "isa"_a)
       .def_prop_ro("isa", &Engine::isa)
       .def("buffer", &Engine::buffer, "width"_a, "picked"_a, "quantised"_a)
-      .def("weight", &Engine::weight, "form"_a, "rows"_a, "columns"_a, "half"_a, "minima"_a, "data"_a)
+      .def("weight", &Engine::weight, "form"_a, "rows"_a, "columns"_a, "half"_a, "minima"_a, "group"_a, "data"_a)
       .def("vector", &Engine::vector, "values"_a)
       .def("rope_table", &Engine::rope_table, "cosines"_a, "sines"_a)
       .def("embed", &Engine::embed, "weight"_a, "scale"_a, "out"_a)
