@@ -49,6 +49,7 @@ TABLE: Mapping[str, Permissions] = {
         publish=(_OWN_MEMBER, "mesh.load.{name}", "kv.events.{node}"),
         subscribe=(MEMBERS_QUERY,),
     ),
+    "responses": Permissions(publish=(_OWN_MEMBER,), subscribe=(MEMBERS_QUERY,)),
     "router": Permissions(
         publish=(_OWN_MEMBER, "mesh.load.{name}", "mesh.suspect.>", MEMBERS_QUERY, USAGE),
         subscribe=(MEMBERS_QUERY, "mesh.members.>", "mesh.load.>", "kv.events.>", POLICY, _INBOX),

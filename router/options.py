@@ -10,6 +10,7 @@
 | hang_s | 2 | silence of a decode worker with work that makes it hung |
 | step_stuck_s | 60 | beats without a step that make it hung |
 | prefill_stalled_s | 5 | silence of a running prefill that makes it hung |
+| responses | – | address of the service that keeps responses; without it none are kept |
 | policy_usable_s | 60 | how long decisions are made without IAM |
 | drain_s | 600 | how long answers that run may take after SIGTERM |
 | model_cache | `<state>/cache` | where model files are kept |
@@ -40,6 +41,7 @@ NAMES = frozenset(
         "policy_usable_s",
         "drain_s",
         "model_cache",
+        "responses",
     }
 )
 
@@ -56,6 +58,7 @@ class RouterOptions:
     policy_usable_s: float
     drain_s: float
     model_cache: Path
+    responses: str = ""
 
     @classmethod
     def of(cls, config: ServiceConfig) -> RouterOptions:
@@ -86,6 +89,7 @@ class RouterOptions:
             policy_usable_s=_number(options, "policy_usable_s", 60.0),
             drain_s=_number(options, "drain_s", 600.0),
             model_cache=Path(str(options.get("model_cache", config.state_dir / "cache"))),
+            responses=str(options.get("responses", "")),
         )
 
 

@@ -24,6 +24,7 @@ _PACKAGES = (
     "decode",
     "kvstore",
     "iam_authz",
+    "response_store",
     "deploy",
 )
 _CHECKED = (*_PACKAGES, "tests", "bench")

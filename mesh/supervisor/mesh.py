@@ -34,7 +34,7 @@ START_TRIES = 3
 # A configuration that a service refuses does not get better.
 REFUSED_CONFIGURATION = "status 2"
 _EDGE_LOOK_S = 0.1
-_STOP_ORDER = (("envoy",), ("router",), ("prefill", "decode"), ("kvstore", "iam"), ("nats",))
+_STOP_ORDER = (("envoy",), ("router",), ("prefill", "decode"), ("kvstore", "iam", "responses"), ("nats",))
 
 
 class StartFailed(Exception):
@@ -101,6 +101,7 @@ class Mesh:
             specs = [
                 *self.plan.iams(list(self.models.values())),
                 self.plan.kvstore(),
+                self.plan.responses(),
                 *(spec for model in self.models.values() for spec in self.plan.workers(model)),
                 *self.plan.routers(),
                 *([self.plan.envoy()] if self.plan.options.edge else []),

@@ -19,7 +19,7 @@ from typing import Any
 from mesh.supervisor.state import DEFAULT_STATE
 
 DEFAULT_MODELS: Mapping[str, str] = {"smollm2": "pkg:smollm2"}
-ROLES = ("nats", "iam", "kvstore", "prefill", "decode", "router", "envoy")
+ROLES = ("nats", "iam", "kvstore", "responses", "prefill", "decode", "router", "envoy")
 COUNTED = ("iam", "router", "prefill", "decode")
 # The processes that are not ours cannot refuse an option themselves.
 _FOREIGN_OPTIONS: Mapping[str, Sequence[str]] = {

@@ -30,7 +30,7 @@ from mesh.supervisor.status_file import ServiceAliveProbe, StatusFileProbe
 from mesh.supervisor.sweep import edge_ids
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES: Mapping[str, str] = {"iam": "iam_authz"}
+PACKAGES: Mapping[str, str] = {"iam": "iam_authz", "responses": "response_store"}
 NICE: Mapping[str, int] = {"decode": 5, "prefill": 10}
 DEV_ORGANISATION = "dev"
 SUPERVISOR = "supervisor"
@@ -66,7 +66,7 @@ class Plan:
         self._ca = CertificateAuthority.open_or_create(state.ca)
         self._passwords: dict[str, tuple[str, str]] = {}
         self._nats_port = self._ports.take()
-        names = (*self.iam_names, "kvstore-0", *self.router_names)
+        names = (*self.iam_names, "kvstore-0", "responses-0", *self.router_names)
         self._addresses = {name: self._address(name) for name in names}
         self._models_at_start = len(options.models)
         self._edge_life = edge.EdgeLife(edge_ids(state.root))
@@ -125,6 +125,9 @@ class Plan:
             options["page_pool"] = self.options.page_pool
         return self._service("kvstore", "kvstore-0", options)
 
+    def responses(self) -> ProcessSpec:
+        return self._service("responses", "responses-0", {})
+
     def workers(self, model: ModelPlan) -> list[ProcessSpec]:
         chosen = {
             "threads": self.options.threads,
@@ -144,7 +147,12 @@ class Plan:
 
     def routers(self) -> list[ProcessSpec]:
         return [
-            self._service("router", name, {"openai_socket": str(self._openai(name))}, side_by_side=True)
+            self._service(
+                "router",
+                name,
+                {"openai_socket": str(self._openai(name)), "responses": self._addresses["responses-0"]},
+                side_by_side=True,
+            )
             for name in self.router_names
         ]
 
