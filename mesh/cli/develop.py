@@ -44,7 +44,9 @@ def _test(arguments: argparse.Namespace) -> int:
         if status := _call(name, command):
             return status
     slow = "" if arguments.full else "not slow and "
-    quick = [sys.executable, "-m", "pytest", "-m", f"{slow}not mesh"]
+    # One file stays in one process: its fixtures (built cores, servers) are made once.
+    spread = ["-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile"]
+    quick = [sys.executable, "-m", "pytest", *spread, "-m", f"{slow}not mesh"]
     if status := _call("tests", quick):
         return status
     whole = [sys.executable, "-m", "pytest", "-m", f"{slow}mesh"]
