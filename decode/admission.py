@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from decode.frames import Ending, Ready, Refusal, Refused, Reserved
+from decode.grammars import WorkerGrammars
 from decode.handover import Handover
 from decode.loop import DecodeLoop
 from decode.opening import Opening, check, check_chain
@@ -44,11 +45,14 @@ Verify = Callable[[Opening], None]
 class Admission:
     """`verify` checks a request's capability and raises a MeshError. `draining` refuses what is new."""
 
-    def __init__(self, kv: KvClient, loop: DecodeLoop, verify: Verify) -> None:
+    def __init__(
+        self, kv: KvClient, loop: DecodeLoop, verify: Verify, grammars: WorkerGrammars | None = None
+    ) -> None:
         self.draining = False
         self._kv = kv
         self._loop = loop
         self._verify = verify
+        self._grammars = grammars
         self._page_tokens = loop.limits.page_tokens
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -154,6 +158,10 @@ class Admission:
         opening = request.opening
         try:
             await self._check_chain(opening)
+            if opening.grammar:
+                if self._grammars is None:
+                    raise Unimplemented("this worker knows no grammars", param="grammar")
+                request.matcher = await self._grammars.matcher(opening)
             if request.closing:
                 # Cancelled meanwhile: nothing was taken for it, and nothing may be.
                 return
@@ -192,7 +200,7 @@ class Admission:
             reason = Refusal.NO_PAGES
         elif isinstance(error, Unavailable):
             reason = Refusal.NO_STORE
-        elif not isinstance(error, (InvalidRequest, Conflict)):
+        elif not isinstance(error, (InvalidRequest, Conflict, Unimplemented)):
             log.warning("request %s refused: %s", request.opening.request_id, error)
         request.session.send(Refused(request.handoff_id, reason, error))
 

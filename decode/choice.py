@@ -15,6 +15,7 @@ from decode.opening import Opening
 from engine.sampling import Sampled
 from mesh.blocks import block_id
 from mesh.kv.page import Page
+from text.grammar import Matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,10 @@ class FullBlock:
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """`table` has one page per block up to the last one written. `credit` None is no limit."""
+    """`table` has one page per block up to the last one written. `credit` None is no limit.
+
+    `matcher` is where the tokens are in the grammar of the answer, None without one.
+    """
 
     index: int
     tokens: list[int]
@@ -39,6 +43,7 @@ class Choice:
     chained: int
     last_id: bytes
     credit: int | None
+    matcher: Matcher | None = None
 
     @property
     def waiting_tokens(self) -> int:
@@ -78,7 +83,8 @@ class Choice:
             if finish is not None or (place < len(drafts) and drafts[place] != item.token):
                 break
         self.computed = len(self.tokens) - 1
-        stop = taken[-1] if finish is Finish.STOP else None
+        # A complete grammar ends a choice without a token for it.
+        stop = taken[-1] if finish is Finish.STOP and taken[-1] in opening.stop_ids else None
         return Row(opening.handoff_id, self.index, tuple(taken), tuple(logprobs), finish, stop)
 
     def _append(self, token: int, opening: Opening, context_length: int) -> Finish | None:
@@ -88,6 +94,10 @@ class Choice:
             self.credit -= 1
         if token in opening.stop_ids:
             return Finish.STOP
+        if self.matcher is not None:
+            self.matcher.take([token])
+            if self.matcher.complete:
+                return Finish.STOP
         if self.generated >= opening.max_tokens or len(self.tokens) >= context_length:
             return Finish.LENGTH
         return None
@@ -111,4 +121,5 @@ class Choice:
         """
         whole = self.computed // page_tokens
         table = self.table[:whole] if page is None else [*self.table[:whole], page]
-        return replace(self, index=index, tokens=list(self.tokens), table=table)
+        matcher = self.matcher.copy() if self.matcher is not None else None
+        return replace(self, index=index, tokens=list(self.tokens), table=table, matcher=matcher)

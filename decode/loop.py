@@ -138,6 +138,7 @@ class DecodeLoop:
         await self._closer.quiet()
         await self._commits.close()
         self._engine.shutdown(wait=True)
+        self._stepper.close()
 
     # The turn.
 

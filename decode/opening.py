@@ -34,6 +34,7 @@ class Opening:
     `max_tokens` counts those as well. `credit` is the number of tokens that may be
     sent per choice before more credit comes; None is no limit. `prompt_logprobs` is the
     number of alternatives per prompt token where the prompt is scored, None where it is not.
+    `grammar` is what the answer must obey (`text.grammar.forms`), "" for nothing.
     """
 
     request_id: str
@@ -55,6 +56,7 @@ class Opening:
     credit: int | None
     traceparent: str = ""
     prompt_logprobs: int | None = None
+    grammar: str = ""
 
     @property
     def prefix_blocks(self) -> int:

@@ -16,6 +16,7 @@ from decode.choice import Choice, FullBlock
 from decode.frames import FrameSink, Logprobs
 from decode.opening import Opening
 from mesh.kv.page import Page
+from text.grammar import Matcher
 
 Take = Callable[[int], "list[Page] | None"]
 
@@ -70,6 +71,7 @@ class Request:
     opened_ns: int = 0
     ready_ns: int = 0
     first_token_ns: int = 0
+    matcher: Matcher | None = None
 
     def __post_init__(self) -> None:
         self.credit = self.opening.credit
@@ -137,6 +139,7 @@ class Request:
             chained=0,
             last_id=self.opening.root_id,
             credit=self.credit,
+            matcher=self.matcher,
         )
         self.choices = [stem]
         self.computes_prefix = bool(drawn)

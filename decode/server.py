@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import Any
 
 from kvmesh.v1 import decode_pb2_grpc
 
 from decode.admission import Admission
+from decode.grammars import WorkerGrammars
 from decode.load import LoadReporter
 from decode.loop import DecodeLoop
 from decode.opening import Limits
@@ -24,6 +26,8 @@ from mesh.errors import MeshError
 from mesh.kv.client import KvClient
 from mesh.news import Load
 from mesh.service import ServiceRuntime, main
+from text import load_text_model
+from text.grammar import Grammars
 
 
 async def serve(runtime: ServiceRuntime) -> None:
@@ -68,7 +72,8 @@ async def serve(runtime: ServiceRuntime) -> None:
         RequestSpans(runtime.tracer),
         runtime.faults,
     )
-    admission = Admission(kv, loop, CapabilityCheck(runtime.verifier, config.model.name))
+    grammars = WorkerGrammars(partial(_grammars, config.model.path, info.vocab_size))
+    admission = Admission(kv, loop, CapabilityCheck(runtime.verifier, config.model.name), grammars)
     service = DecodeService(admission, loop.wake)
     rpc = runtime.serve(ALLOWED)
     decode_pb2_grpc.add_DecodeServicer_to_server(service, rpc.server)
@@ -118,6 +123,7 @@ async def serve(runtime: ServiceRuntime) -> None:
         reporting.cancel()
         if not running.done():
             await loop.close()
+        grammars.close()
         await kv.close()
         with contextlib.suppress(asyncio.CancelledError):
             await reporting
@@ -137,6 +143,11 @@ async def _load(model: ModelConfig, options: DecodeOptions) -> Executor:
         return await asyncio.to_thread(work)
     except EngineError as error:
         raise ConfigError(f"{model.name}: {error}") from error
+
+
+def _grammars(path: str, vocab_size: int) -> Grammars:
+    text = load_text_model(path)
+    return Grammars(text.tokenizer, text.end_ids, vocab_size)
 
 
 def _measure(loop: DecodeLoop, kv: KvClient, telemetry: LoopTelemetry) -> Load:

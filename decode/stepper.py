@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 from decode.choice import Choice
 from decode.frames import Logprobs
+from decode.masks import Masks, StepMasks
 from decode.request import Request
 from decode.scheduler import Part
 from engine import Executor, Slice, SliceFailure, SliceMeta
 from engine.executor import Logits, StepResult
 from engine.sampling import Sampled, SampleFailure, SampleRow, sample, score
+from text.grammar import Allowed
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,11 @@ class Stepper:
         self._executor = executor
         self._arena = arena
         self._page_bytes = page_bytes
+        self._masks = Masks()
+
+    def close(self) -> None:
+        """No step may follow."""
+        self._masks.close()
 
     def draft(self, request: Request, choice: Choice) -> list[int]:
         """Tokens that the model wants to have verified in this step; [] for most models."""
@@ -52,6 +59,7 @@ class Stepper:
 
     def run(self, parts: Sequence[Part]) -> list[Outcome]:
         """One outcome per part: the samples of its rows, [] where none were asked for, or its failure."""
+        masks = self._masks.begin(parts)
         try:
             results = self._executor.step([_slice(part) for part in parts])
         except Exception:
@@ -61,9 +69,9 @@ class Stepper:
             log.warning("a step of %d sequences failed; halving it", len(parts))
             half = len(parts) // 2
             return [*self.run(parts[:half]), *self.run(parts[half:])]
-        return [self._finish(part, result) for part, result in zip(parts, results, strict=True)]
+        return [self._finish(part, result, masks) for part, result in zip(parts, results, strict=True)]
 
-    def _finish(self, part: Part, result: StepResult) -> Outcome:
+    def _finish(self, part: Part, result: StepResult, masks: StepMasks) -> Outcome:
         if isinstance(result, SliceFailure):
             return Failed(result.message)
         if result is None:
@@ -76,7 +84,10 @@ class Stepper:
         for page in part.fork:
             self._copy(part.choice.table[last // self._page_tokens].index, page.index)
         try:
-            return _sample(part, result)
+            allowed = masks.of(part.choice)
+            if part.choice.matcher is not None and part.choice.matcher.error is not None:
+                return Failed(part.choice.matcher.error, code="grammar_too_complex")
+            return _sample(part, result, allowed)
         except Exception:
             log.exception("sampling failed for request %s", part.request.opening.request_id)
             return Failed("no token could be sampled for this request")
@@ -118,7 +129,8 @@ def _score(part: Part, logits: Logits) -> Failed | None:
     return None
 
 
-def _sample(part: Part, logits: StepResult) -> Outcome:
+def _sample(part: Part, logits: StepResult, allowed: Sequence[Allowed] | None) -> Outcome:
+    """`allowed` ends at the first draft that a grammar forbids: what comes after that is not taken anyway."""
     assert logits is not None
     assert not isinstance(logits, SliceFailure)
     if not part.samples:
@@ -126,10 +138,13 @@ def _sample(part: Part, logits: StepResult) -> Outcome:
     logits = logits[-1 - len(part.drafts) :]
     opening, choice = part.request.opening, part.choice
     if not part.request.forked and opening.n > 1:
-        rows = [_row(part, choice.index + place, ()) for place in range(opening.n)]
+        rows = [_row(part, choice.index + place, (), _at(allowed, 0)) for place in range(opening.n)]
         logits = logits.repeat(opening.n, axis=0)
     else:
-        rows = [_row(part, choice.index, part.drafts[:place]) for place in range(1 + len(part.drafts))]
+        rows = [
+            _row(part, choice.index, part.drafts[:place], _at(allowed, place))
+            for place in range(1 + len(part.drafts))
+        ]
     samples: list[Sampled] = []
     for item in sample(logits, rows):
         if isinstance(item, SampleFailure):
@@ -138,7 +153,11 @@ def _sample(part: Part, logits: StepResult) -> Outcome:
     return samples
 
 
-def _row(part: Part, index: int, drafts: Sequence[int]) -> SampleRow:
+def _at(allowed: Sequence[Allowed] | None, place: int) -> Allowed | None:
+    return allowed[place] if allowed is not None and place < len(allowed) else None
+
+
+def _row(part: Part, index: int, drafts: Sequence[int], allowed: Allowed | None) -> SampleRow:
     """The row after `drafts`, as if they had been accepted."""
     opening, choice = part.request.opening, part.choice
     position = choice.generated + len(drafts)
@@ -149,4 +168,5 @@ def _row(part: Part, index: int, drafts: Sequence[int]) -> SampleRow:
         context=choice.tokens if not drafts else [*choice.tokens, *drafts],
         prompt_len=len(part.request.prompt),
         banned=tuple(opening.stop_ids) if position < opening.min_tokens else (),
+        allowed=allowed,
     )

@@ -67,6 +67,7 @@ def opening(message: decode_pb2.Open) -> Opening:
         metadata=dict(message.metadata),
         credit=message.credit or None,
         traceparent=message.traceparent,
+        grammar=message.grammar,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
 

@@ -1,6 +1,6 @@
 """From logits to tokens.
 
-Order: banned ids, logit bias, repetition, presence and frequency penalties; then temperature, top-k,
+Order: grammar, banned ids, logit bias, repetition, presence and frequency penalties; then temperature, top-k,
 top-p, min-p, draw. Log-probabilities are those of the unmodified distribution. Each row draws from its own
 counter-based stream keyed by (seed, choice, position), and every row is computed by itself in float64, so
 that its result is the same alone and in any batch. A row with logits that are no numbers fails alone.
@@ -68,6 +68,8 @@ class SampleRow:
     """How many tokens of the context are prompt."""
     banned: Sequence[int] = ()
     """Ids that may not be chosen, such as the end tokens below min_tokens."""
+    allowed: NDArray[np.bool_] | None = None
+    """What a grammar allows, [vocab]; None: everything. Where it allows nothing but banned ids, it wins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +113,14 @@ def _sample_row(logits: NDArray[np.float32], row: SampleRow) -> Sampled | Sample
     if not np.isfinite(logits).all():
         return SampleFailure("the model gave logits that are no numbers")
     params = row.params
-    if params.greedy and params.plain and not row.banned:
+    if params.greedy and params.plain and not row.banned and row.allowed is None:
         token = int(logits.argmax())
     else:
         bad = _outside(row, len(logits))
         if bad is not None:
             return SampleFailure(f"token id {bad} is outside the vocabulary of {len(logits)}")
+        if row.allowed is not None and len(row.allowed) != len(logits):
+            return SampleFailure(f"a grammar for {len(row.allowed)} tokens at {len(logits)} logits")
         scores = _adjusted(logits, row)
         token = int(scores.argmax())
         if scores[token] == -np.inf:
@@ -140,8 +144,15 @@ def _adjusted(logits: NDArray[np.float32], row: SampleRow) -> Float64s:
     """Logits after bans, bias and penalties. [vocab]"""
     params = row.params
     scores = logits.astype(np.float64)
+    if row.allowed is not None:
+        scores[~row.allowed] = -np.inf
     if row.banned:
-        scores[list(row.banned)] = -np.inf
+        banned = list(row.banned)
+        kept = scores[banned]
+        scores[banned] = -np.inf
+        if row.allowed is not None and scores.max() == -np.inf:
+            # The grammar is at its end: it can only stop, however early that is.
+            scores[banned] = kept
     for token, bias in params.logit_bias.items():
         scores[token] += bias
     if params.repetition_penalty != 1.0 and len(row.context):

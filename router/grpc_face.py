@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -19,8 +20,10 @@ from mesh.errors import InvalidRequest, MeshError
 from mesh.telemetry import bind_request_id
 from router.core.core import Admitted, Answer, Core
 from router.core.exchange import CANCELLED, Exchange
+from router.core.grammars import StructuredOutput
 from router.core.request import Ask, Delta, Sampling, Scored, Stopping, Token, Usage
 from router.core.texts import text_of
+from text.grammar.forms import of_choice, of_grammar, of_regex, of_schema_text
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -151,6 +154,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             sampling=_sampling(request.sampling),
             stopping=_stopping(request.stop),
             metadata=dict(request.metadata),
+            grammar=await core.grammar(admitted, None, _structured(request)),
             prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") else None,
         )
         return await core.start(admitted, ask)
@@ -227,6 +231,21 @@ def _sampling(wire: common_pb2.SamplingParams) -> Sampling:
         field.name: value for field, value in wire.ListFields() if field.name != "logit_bias"
     }
     return Sampling(logit_bias=dict(wire.logit_bias), **given)
+
+
+def _structured(request: inference_pb2.GenerateRequest) -> StructuredOutput | None:
+    grammar = request.grammar
+    kind = grammar.WhichOneof("kind")
+    if kind is None:
+        return None
+    make: Callable[[], str]
+    if kind == "choices":
+        make = partial(of_choice, list(grammar.choices.texts))
+    elif kind == "json_schema":
+        make = partial(of_schema_text, grammar.json_schema)
+    else:
+        make = partial(of_regex if kind == "regex" else of_grammar, getattr(grammar, kind))
+    return StructuredOutput("grammar", make)
 
 
 def _stopping(wire: common_pb2.StopParams) -> Stopping:

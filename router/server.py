@@ -129,6 +129,7 @@ class Router:
             task.cancel()
         await self.fleet.close()
         await self.texts.close()
+        self.core.grammars.close()
         await self.outbox.close()
         self.spans.close()
 

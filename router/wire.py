@@ -57,6 +57,7 @@ class Opening:
     credit: int
     metadata: Mapping[str, str] = field(default_factory=dict)
     traceparent: str = ""
+    grammar: str = ""
     prompt_logprobs: int | None = None
 
 
@@ -150,6 +151,7 @@ def open_frame(opening: Opening) -> decode_pb2.SessionRequest:
             first_choice=opening.first_choice,
             credit=opening.credit,
             traceparent=opening.traceparent,
+            grammar=opening.grammar,
             prompt_logprobs=opening.prompt_logprobs,
         )
     )

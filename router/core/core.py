@@ -19,6 +19,7 @@ from router.core import phases as phase
 from router.core.choice import Choice
 from router.core.exchange import CANCELLED, Books, Exchange
 from router.core.generation import Floor, Generation, Origin, first_error
+from router.core.grammars import CallOutput, ModelGrammars, StructuredOutput
 from router.core.identity import Verifier, verify_caller
 from router.core.limits import checked
 from router.core.outbox import Outbox
@@ -55,6 +56,7 @@ class Core:
         self.policy = policy
         self.texts = texts
         self.floor = floor
+        self.grammars = ModelGrammars()
         self._verifier = verifier
         self._quota = quota
 
@@ -92,10 +94,22 @@ class Core:
         """Renders and tokenises, and says how the answer is to be taken apart; raises InvalidRequest."""
         return await self.texts.prompt_chat(admitted.model, conversation)
 
+    async def grammar(
+        self,
+        admitted: Admitted,
+        prompt: ChatPrompt | None,
+        text: StructuredOutput | None,
+        calls: CallOutput | None = None,
+    ) -> str:
+        """What the answer to a prompt has to obey, "" for nothing; raises InvalidRequest."""
+        return await self.grammars.make(admitted.model, prompt.form if prompt else None, text, calls)
+
     async def start(self, admitted: Admitted, ask: Ask, *, names: Mapping[str, str] = NOTHING) -> Answer:
         """Checks every bound, leases quota and begins. `names`: the face's words for fields."""
         model = admitted.model
         ask = checked(ask, vocab_size=model.known_ids, context_length=model.text.context_length, names=names)
+        if ask.grammar:
+            await self.grammars.check(model, ask.grammar, names.get("grammar", "grammar"))
         exchange = admitted.exchange
         exchange.usage.prompt_tokens = sum(map(len, ask.prompts))
         most = exchange.usage.prompt_tokens + len(ask.prompts) * ask.n * (ask.stopping.max_tokens or 0)

@@ -382,6 +382,7 @@ class Generation:
             credit=CREDIT_TOKENS,
             metadata={key: value for key, value in ask.metadata.items() if key.startswith("script_")},
             traceparent=origin.traceparent,
+            grammar=ask.grammar,
             prompt_logprobs=self._scoring(choices),
         )
 

@@ -87,7 +87,7 @@ class Ask:
 
     `prompt_logprobs` is the number of alternatives per prompt token where prompts are scored,
     None where they are not. A scored prompt finds nothing in the caches and leaves nothing there.
-    With a `form` deltas carry `parts`.
+    With a `form` deltas carry `parts`. `grammar` is what answers must obey (`text.grammar.forms`).
     """
 
     model: str
@@ -98,6 +98,7 @@ class Ask:
     metadata: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     prompt_logprobs: int | None = None
     form: AnswerForm | None = None
+    grammar: str = ""
 
 
 # Of one position: the token's log-probability, and alternatives (id, log-probability), best first.

@@ -17,6 +17,7 @@ from router.core.request import Ask, Conversation, Delta, Token, Usage
 from router.openai import parameters
 from router.openai.fields import Fields
 from router.openai.messages import read_messages
+from router.openai.structured import structured_of
 from router.openai.tools import tools_of
 from text.parts import Part, Reasoning, Text, ToolCallArguments, ToolCallStart
 
@@ -49,12 +50,7 @@ class ChatRequest:
         self.names = {**self.names, "max_tokens": name}
         self.stopping = parameters.stopping_of(fields, self.max_tokens)
         self.tools = tools_of(fields)
-        if self.tools.forced or any(tool.strict for tool in self.tools.tools):
-            raise InvalidRequest(
-                "Unsupported value: a forced or strict call is not supported with this model.",
-                code="unsupported_value",
-                param="tool_choice" if self.tools.forced else "tools",
-            )
+        self.structured = structured_of(fields)
         self.metadata = parameters.metadata_of(fields)
         parameters.accept_harmless(fields)
         _refuse_unserved(fields)
@@ -66,6 +62,7 @@ class ChatRequest:
         prompt = await core.prompt_chat(
             admitted, Conversation(self.messages, tools, calls_max=None if self.tools.parallel else 1)
         )
+        calls = self.tools.output(structured=self.structured is not None)
         self._taken_apart = prompt.form is not None
         return Ask(
             self.model,
@@ -75,6 +72,7 @@ class ChatRequest:
             self.stopping,
             self.metadata,
             form=prompt.form,
+            grammar=await core.grammar(admitted, prompt, self.structured, calls),
         )
 
     def answer(self, head: Mapping[str, Any], choices: Sequence[Delta], usage: Usage) -> dict[str, Any]:
@@ -218,7 +216,6 @@ def _logprobs(fields: Fields) -> int | None:
 
 
 def _refuse_unserved(fields: Fields) -> None:
-    fields.unsupported("response_format", ({"type": "text"},))
     fields.unsupported("modalities", (["text"],))
     fields.unsupported("reasoning_effort", ("none",))
     for name in ("audio", "prediction", "web_search_options", "verbosity", "moderation"):

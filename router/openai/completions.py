@@ -24,6 +24,7 @@ from router.core.request import Ask, Delta, Token, Usage
 from router.openai import parameters
 from router.openai.echo import Echo
 from router.openai.fields import Fields, integer, wrong_type
+from router.openai.structured import structured_of
 
 OBJECT, ID_PREFIX = "text_completion", "cmpl-"
 LOGPROBS_MAX = 5
@@ -62,6 +63,7 @@ class CompletionRequest:
         # One token is generated all the same, and not shown.
         self.only_prompt = self.echo and max_tokens == 0
         self.stopping = parameters.stopping_of(fields, 1 if self.only_prompt else max_tokens)
+        self.structured = structured_of(fields)
         self.metadata = parameters.metadata_of(fields)
         parameters.accept_harmless(fields)
         if self.best_of > self.n:
@@ -87,6 +89,7 @@ class CompletionRequest:
             stopping,
             self.metadata,
             prompt_logprobs=self.logprobs if self.echo else None,
+            grammar=await core.grammar(admitted, None, self.structured),
         )
 
     async def _ids(self, core: Core, admitted: Admitted, prompt: Prompt) -> list[int]:

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mesh.errors import InvalidRequest
+from router.core.grammars import CallOutput
 from router.openai.fields import Fields, wrong_type
+from text.tool_parsers import Function
 
 TOOLS_MAX = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -54,6 +56,17 @@ class ToolUse:
     def forced(self) -> bool:
         """Whether the answer has to be a call."""
         return self.mode in ("required", "named")
+
+    def output(self, *, structured: bool) -> CallOutput | None:
+        """What a grammar has to see to: calls that are forced, arguments that are strict.
+
+        `structured`: the text of the answer has a grammar, which must leave room for calls.
+        """
+        if not self.tools or not (self.forced or structured or any(tool.strict for tool in self.tools)):
+            return None
+        functions = [(Function(tool.name, tool.parameters), tool.strict) for tool in self.tools]
+        many = self.parallel and self.mode != "named"
+        return CallOutput(functions, self.forced, many, "functions" if self.legacy else "tools")
 
     def finish(self, finish: str | None, calls: int) -> str | None:
         """The finish reason of an answer with `calls` calls. A named call ends with `stop`, as at OpenAI."""

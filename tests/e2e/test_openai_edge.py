@@ -208,7 +208,7 @@ BAD_REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("messages", {"messages": [{"role": "wizard", "content": "x"}]}),
     # what is not served is refused by name
     ("tools", {"tools": [{"type": "function", "function": {"name": "f g"}}]}),
-    ("response_format", {"response_format": {"type": "json_object"}}),
+    ("response_format", {"response_format": {"type": "json"}}),
 ]
 
 

@@ -50,9 +50,9 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
     )],
     *[(name, {name: value}) for name, value in (
         ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("functions", [{"name": "f g"}]),
-        ("response_format", {"type": "json_object"}), ("modalities", ["audio"]), ("audio", {"voice": "x"}),
+        ("response_format", {"type": "json"}), ("modalities", ["audio"]), ("audio", {"voice": "x"}),
         ("prediction", {"type": "content"}), ("web_search_options", {}), ("reasoning_effort", "high"),
-        ("verbosity", "low"), ("best_of", 2), ("echo", True), ("guided_json", {}), ("temprature", 1),
+        ("verbosity", "low"), ("best_of", 2), ("echo", True), ("guided_json", 5), ("guided_regex", "("), ("guided_choice", []), ("structured_outputs", {}), ("temprature", 1),
     )],
     ("service_tier", {"service_tier": "gold"}),
     ("safety_identifier", {"safety_identifier": "x" * 65}),

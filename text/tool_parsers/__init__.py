@@ -25,8 +25,11 @@ class Format(Protocol):
         """Reads the answer to its end. What is no call is text, exactly as it came."""
         ...
 
-    def grammar(self, functions: Sequence[Function], mark: Mark, *, many: bool) -> str:
-        """Lark rules that define `calls`: one call of one of the functions, or several (`many`)."""
+    def grammar(self, functions: Sequence[Function], mark: Mark, *, many: bool, opened: bool = False) -> str:
+        """Lark rules that define `calls`: one call of one of the functions, or several (`many`).
+
+        `opened`: without the first mark, which has been read.
+        """
         ...
 
 
@@ -40,6 +43,8 @@ FORMATS: Mapping[str, Format] = {
     "json": generic_json,
 }
 GENERIC = "json"
+# Formats whose calls begin with the first of their marks, anywhere in an answer.
+MARKED = frozenset({"hermes", "mistral", "deepseek", "gemma"})
 
 
 def format_of(template: str | None) -> str:
@@ -50,4 +55,4 @@ def format_of(template: str | None) -> str:
     return GENERIC
 
 
-__all__ = ["FORMATS", "GENERIC", "Format", "Function", "Mark", "Sink", "Source", "format_of"]
+__all__ = ["FORMATS", "GENERIC", "MARKED", "Format", "Function", "Mark", "Sink", "Source", "format_of"]

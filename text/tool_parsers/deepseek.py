@@ -57,7 +57,7 @@ def _nothing(text: str) -> None:
     """What stands between calls is no text of the answer."""
 
 
-def grammar(functions: Sequence[Function], mark: Mark, *, many: bool) -> str:
+def grammar(functions: Sequence[Function], mark: Mark, *, many: bool, opened: bool = False) -> str:
     """See `text.tool_parsers.Format.grammar`."""
     several = 'one ("\\n" one)*' if many else "one"
 
@@ -67,7 +67,7 @@ def grammar(functions: Sequence[Function], mark: Mark, *, many: bool) -> str:
 
     return "\n".join(
         [
-            f"calls: {mark(_CALLS_BEGIN)} {several} {mark(_CALLS_END)}",
+            f"calls: {'' if opened else mark(_CALLS_BEGIN)} {several} {mark(_CALLS_END)}",
             f'one: {mark(_CALL_BEGIN)} "function" {mark(_SEPARATOR)} call {mark(_CALL_END)}',
             each(functions, write),
         ]

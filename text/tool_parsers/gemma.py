@@ -26,7 +26,8 @@ def read(source: Source, sink: Sink) -> Reader[None]:
             yield from source.begins(_FENCE)
 
 
-def grammar(functions: Sequence[Function], mark: Mark, *, many: bool) -> str:
+def grammar(functions: Sequence[Function], mark: Mark, *, many: bool, opened: bool = False) -> str:
     """See `text.tool_parsers.Format.grammar`."""
+    begin = "" if opened else '"```tool_code"'
     several = 'call ("\\n" call)*' if many else "call"
-    return f'calls: "```tool_code\\n" {several} "\\n```"\n' + pythonic.call_grammar(functions)
+    return f'calls: {begin} "\\n" {several} "\\n```"\n' + pythonic.call_grammar(functions)

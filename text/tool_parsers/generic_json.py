@@ -63,7 +63,7 @@ def read_calls(source: Source, sink: Sink, before: str) -> Reader[None]:
         sink.text(before)
 
 
-def grammar(functions: Sequence[Function], mark: Mark, *, many: bool) -> str:
+def grammar(functions: Sequence[Function], mark: Mark, *, many: bool, opened: bool = False) -> str:
     """See `text.tool_parsers.Format.grammar`."""
     several = 'calls: call | "[" call (", " call)* "]"' if many else "calls: call"
     return several + "\n" + each(functions, json_call())

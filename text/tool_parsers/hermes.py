@@ -29,13 +29,14 @@ def _nothing(text: str) -> None:
     """What stands between a call and its end mark is no text of the answer."""
 
 
-def grammar(functions: Sequence[Function], mark: Mark, *, many: bool) -> str:
+def grammar(functions: Sequence[Function], mark: Mark, *, many: bool, opened: bool = False) -> str:
     """See `text.tool_parsers.Format.grammar`."""
     begin, end = MARKS
+    more = f' ("\\n" {mark(begin)} inside)*' if many else ""
     return "\n".join(
         [
-            'calls: wrapped ("\\n" wrapped)*' if many else "calls: wrapped",
-            f'wrapped: {mark(begin)} "\\n" call "\\n" {mark(end)}',
+            f"calls: {'' if opened else mark(begin)} inside{more}",
+            f'inside: "\\n" call "\\n" {mark(end)}',
             each(functions, json_call()),
         ]
     )

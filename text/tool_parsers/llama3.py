@@ -35,7 +35,7 @@ def read(source: Source, sink: Sink) -> Reader[None]:
     yield from source.rest(sink.text)
 
 
-def grammar(functions: Sequence[Function], mark: Mark, *, many: bool) -> str:
+def grammar(functions: Sequence[Function], mark: Mark, *, many: bool, opened: bool = False) -> str:
     """See `text.tool_parsers.Format.grammar`."""
     several = 'calls: call ("; " call)*' if many else "calls: call"
     return several + "\n" + each(functions, json_call(arguments_key="parameters"))

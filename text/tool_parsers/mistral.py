@@ -64,7 +64,7 @@ def _nothing(text: str) -> None:
     """The model's own id of a call is not used: ids are unique over all answers."""
 
 
-def grammar(functions: Sequence[Function], mark: Mark, *, many: bool) -> str:
+def grammar(functions: Sequence[Function], mark: Mark, *, many: bool, opened: bool = False) -> str:
     """See `text.tool_parsers.Format.grammar`. Both kinds of models read the older form."""
     several = '"[" call (", " call)* "]"' if many else '"[" call "]"'
-    return f"calls: {mark(MARKS[0])} {several}\n" + each(functions, json_call())
+    return f"calls: {'' if opened else mark(MARKS[0])} {several}\n" + each(functions, json_call())

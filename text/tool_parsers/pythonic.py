@@ -125,7 +125,7 @@ def _as_json(value: str) -> str:
         return json.dumps(value, ensure_ascii=False)
 
 
-def grammar(functions: Sequence[Function], mark: Mark, *, many: bool) -> str:
+def grammar(functions: Sequence[Function], mark: Mark, *, many: bool, opened: bool = False) -> str:
     """See `text.tool_parsers.Format.grammar`."""
     several = '"[" call (", " call)* "]"' if many else '"[" call "]"'
     return f"calls: {several}\n" + call_grammar(functions)
@@ -147,13 +147,13 @@ def _arguments(rule: str, schema: Mapping[str, Any]) -> str:
     """One rule per argument, once as the first that is there (`f`) and once after others (`l`)."""
     properties = schema.get("properties") or {}
     required = set(schema.get("required") or ())
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    lines = [f'{rule}: {rule}_f0 | ""' if not properties else f"{rule}: {rule}_f0"]
+    shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
     if not properties:
-        lines.append(
-            f'{rule}_f0: /[a-z_]{{1,32}}/ "=" {json_of({})} (", " /[a-z_]{{1,32}}/ "=" {json_of({})})*'
-        )
-        return "\n".join(lines)
+        # Nothing is said of the arguments: none, or any.
+        pair = f'/[a-z_]{{1,32}}/ "=" {json_of({})}'
+        free = "" if schema.get("additionalProperties") is False else f' | {pair} (", " {pair})*'
+        return f'{rule}: ""{free}'
+    lines = [f"{rule}: {rule}_f0"]
     for place, (name, inner) in enumerate(properties.items()):
         value = json_of({**inner, **shared} if isinstance(inner, dict) else inner)
         for kind, comma in (("f", ""), ("l", ", ")):

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvmesh.v1 import common_pb2 as kvmesh_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvmesh/v1/decode.proto\x12\tkvmesh.v1\x1a\x16kvmesh/v1/common.proto\"\xab\x01\n\x0eSessionRequest\x12\x1f\n\x04open\x18\x01 \x01(\x0b\x32\x0f.kvmesh.v1.OpenH\x00\x12%\n\x07sources\x18\x02 \x01(\x0b\x32\x12.kvmesh.v1.SourcesH\x00\x12#\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x11.kvmesh.v1.CancelH\x00\x12#\n\x06\x63redit\x18\x04 \x01(\x0b\x32\x11.kvmesh.v1.CreditH\x00\x42\x07\n\x05\x66rame\"\xf0\x01\n\x0fSessionResponse\x12\'\n\x08reserved\x18\x01 \x01(\x0b\x32\x13.kvmesh.v1.ReservedH\x00\x12%\n\x07refused\x18\x02 \x01(\x0b\x32\x12.kvmesh.v1.RefusedH\x00\x12!\n\x05ready\x18\x03 \x01(\x0b\x32\x10.kvmesh.v1.ReadyH\x00\x12\x1f\n\x04step\x18\x04 \x01(\x0b\x32\x0f.kvmesh.v1.StepH\x00\x12\x1f\n\x04\x64one\x18\x05 \x01(\x0b\x32\x0f.kvmesh.v1.DoneH\x00\x12\x1f\n\x04\x62\x65\x61t\x18\x06 \x01(\x0b\x32\x0f.kvmesh.v1.BeatH\x00\x42\x07\n\x05\x66rame\"\xf2\x03\n\x04Open\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nhandoff_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\ncapability\x18\x04 \x01(\t\x12!\n\x06prompt\x18\x05 \x01(\x0b\x32\x11.kvmesh.v1.Prompt\x12\x11\n\tgenerated\x18\x06 \x01(\r\x12\x11\n\tblock_ids\x18\x07 \x03(\x0c\x12\x0f\n\x07root_id\x18\x08 \x01(\x0c\x12\t\n\x01n\x18\t \x01(\r\x12+\n\x08sampling\x18\n \x01(\x0b\x32\x19.kvmesh.v1.SamplingParams\x12#\n\x04stop\x18\x0b \x01(\x0b\x32\x15.kvmesh.v1.StopParams\x12\x17\n\x0f\x61rrival_unix_ns\x18\x0c \x01(\x03\x12/\n\x08metadata\x18\r \x03(\x0b\x32\x1d.kvmesh.v1.Open.MetadataEntry\x12\x14\n\x0c\x66irst_choice\x18\x0e \x01(\r\x12\x0e\n\x06\x63redit\x18\x0f \x01(\r\x12\x13\n\x0btraceparent\x18\x10 \x01(\t\x12\x1c\n\x0fprompt_logprobs\x18\x14 \x01(\rH\x00\x88\x01\x01\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x12\n\x10_prompt_logprobs\"x\n\x07Sources\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x18\n\x0eprefill_worker\x18\x03 \x01(\tH\x00\x12\x0e\n\x04self\x18\x04 \x01(\x08H\x00\x12\x16\n\x0cpull_address\x18\x05 \x01(\tH\x00\x42\x06\n\x04\x66rom\"<\n\x06\x43\x61ncel\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x13\n\x06\x63hoice\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_choice\",\n\x06\x43redit\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\",\n\x08Reserved\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0c\n\x04have\x18\x02 \x01(\r\"~\n\x07Refused\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.kvmesh.v1.RefuseReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12%\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x16.kvmesh.v1.ErrorDetail\"\x1b\n\x05Ready\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\"(\n\x04Step\x12 \n\x04rows\x18\x01 \x03(\x0b\x32\x12.kvmesh.v1.StepRow\"\x83\x02\n\x07StepRow\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.kvmesh.v1.PositionLogprobs\x12.\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x17.kvmesh.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x34\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x1b.kvmesh.v1.PositionLogprobsB\x10\n\x0e_stop_token_id\"\x99\x01\n\x04\x44one\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12%\n\x06reason\x18\x02 \x01(\x0e\x32\x15.kvmesh.v1.DoneReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12%\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x16.kvmesh.v1.ErrorDetail\x12\x1e\n\x16\x63omputed_prompt_tokens\x18\x05 \x01(\r\"7\n\x04\x42\x65\x61t\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r*\xb4\x01\n\x0cRefuseReason\x12\x1d\n\x19REFUSE_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16REFUSE_REASON_NO_PAGES\x10\x01\x12\x16\n\x12REFUSE_REASON_BUSY\x10\x02\x12\x1a\n\x16REFUSE_REASON_DRAINING\x10\x03\x12\x19\n\x15REFUSE_REASON_INVALID\x10\x04\x12\x1a\n\x16REFUSE_REASON_NO_STORE\x10\x05*\xa8\x01\n\nDoneReason\x12\x1b\n\x17\x44ONE_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x44ONE_REASON_FINISHED\x10\x01\x12\x19\n\x15\x44ONE_REASON_CANCELLED\x10\x02\x12\x19\n\x15\x44ONE_REASON_PREEMPTED\x10\x03\x12\x16\n\x12\x44ONE_REASON_FAILED\x10\x04\x12\x15\n\x11\x44ONE_REASON_MOVED\x10\x05\x32N\n\x06\x44\x65\x63ode\x12\x44\n\x07Session\x12\x19.kvmesh.v1.SessionRequest\x1a\x1a.kvmesh.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvmesh/v1/decode.proto\x12\tkvmesh.v1\x1a\x16kvmesh/v1/common.proto\"\xab\x01\n\x0eSessionRequest\x12\x1f\n\x04open\x18\x01 \x01(\x0b\x32\x0f.kvmesh.v1.OpenH\x00\x12%\n\x07sources\x18\x02 \x01(\x0b\x32\x12.kvmesh.v1.SourcesH\x00\x12#\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x11.kvmesh.v1.CancelH\x00\x12#\n\x06\x63redit\x18\x04 \x01(\x0b\x32\x11.kvmesh.v1.CreditH\x00\x42\x07\n\x05\x66rame\"\xf0\x01\n\x0fSessionResponse\x12\'\n\x08reserved\x18\x01 \x01(\x0b\x32\x13.kvmesh.v1.ReservedH\x00\x12%\n\x07refused\x18\x02 \x01(\x0b\x32\x12.kvmesh.v1.RefusedH\x00\x12!\n\x05ready\x18\x03 \x01(\x0b\x32\x10.kvmesh.v1.ReadyH\x00\x12\x1f\n\x04step\x18\x04 \x01(\x0b\x32\x0f.kvmesh.v1.StepH\x00\x12\x1f\n\x04\x64one\x18\x05 \x01(\x0b\x32\x0f.kvmesh.v1.DoneH\x00\x12\x1f\n\x04\x62\x65\x61t\x18\x06 \x01(\x0b\x32\x0f.kvmesh.v1.BeatH\x00\x42\x07\n\x05\x66rame\"\x83\x04\n\x04Open\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nhandoff_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\ncapability\x18\x04 \x01(\t\x12!\n\x06prompt\x18\x05 \x01(\x0b\x32\x11.kvmesh.v1.Prompt\x12\x11\n\tgenerated\x18\x06 \x01(\r\x12\x11\n\tblock_ids\x18\x07 \x03(\x0c\x12\x0f\n\x07root_id\x18\x08 \x01(\x0c\x12\t\n\x01n\x18\t \x01(\r\x12+\n\x08sampling\x18\n \x01(\x0b\x32\x19.kvmesh.v1.SamplingParams\x12#\n\x04stop\x18\x0b \x01(\x0b\x32\x15.kvmesh.v1.StopParams\x12\x17\n\x0f\x61rrival_unix_ns\x18\x0c \x01(\x03\x12/\n\x08metadata\x18\r \x03(\x0b\x32\x1d.kvmesh.v1.Open.MetadataEntry\x12\x14\n\x0c\x66irst_choice\x18\x0e \x01(\r\x12\x0e\n\x06\x63redit\x18\x0f \x01(\r\x12\x13\n\x0btraceparent\x18\x10 \x01(\t\x12\x1c\n\x0fprompt_logprobs\x18\x14 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07grammar\x18\x15 \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x12\n\x10_prompt_logprobs\"x\n\x07Sources\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x18\n\x0eprefill_worker\x18\x03 \x01(\tH\x00\x12\x0e\n\x04self\x18\x04 \x01(\x08H\x00\x12\x16\n\x0cpull_address\x18\x05 \x01(\tH\x00\x42\x06\n\x04\x66rom\"<\n\x06\x43\x61ncel\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x13\n\x06\x63hoice\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_choice\",\n\x06\x43redit\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\",\n\x08Reserved\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0c\n\x04have\x18\x02 \x01(\r\"~\n\x07Refused\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.kvmesh.v1.RefuseReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12%\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x16.kvmesh.v1.ErrorDetail\"\x1b\n\x05Ready\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\"(\n\x04Step\x12 \n\x04rows\x18\x01 \x03(\x0b\x32\x12.kvmesh.v1.StepRow\"\x83\x02\n\x07StepRow\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.kvmesh.v1.PositionLogprobs\x12.\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x17.kvmesh.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x34\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x1b.kvmesh.v1.PositionLogprobsB\x10\n\x0e_stop_token_id\"\x99\x01\n\x04\x44one\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12%\n\x06reason\x18\x02 \x01(\x0e\x32\x15.kvmesh.v1.DoneReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12%\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x16.kvmesh.v1.ErrorDetail\x12\x1e\n\x16\x63omputed_prompt_tokens\x18\x05 \x01(\r\"7\n\x04\x42\x65\x61t\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r*\xb4\x01\n\x0cRefuseReason\x12\x1d\n\x19REFUSE_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16REFUSE_REASON_NO_PAGES\x10\x01\x12\x16\n\x12REFUSE_REASON_BUSY\x10\x02\x12\x1a\n\x16REFUSE_REASON_DRAINING\x10\x03\x12\x19\n\x15REFUSE_REASON_INVALID\x10\x04\x12\x1a\n\x16REFUSE_REASON_NO_STORE\x10\x05*\xa8\x01\n\nDoneReason\x12\x1b\n\x17\x44ONE_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x44ONE_REASON_FINISHED\x10\x01\x12\x19\n\x15\x44ONE_REASON_CANCELLED\x10\x02\x12\x19\n\x15\x44ONE_REASON_PREEMPTED\x10\x03\x12\x16\n\x12\x44ONE_REASON_FAILED\x10\x04\x12\x15\n\x11\x44ONE_REASON_MOVED\x10\x05\x32N\n\x06\x44\x65\x63ode\x12\x44\n\x07Session\x12\x19.kvmesh.v1.SessionRequest\x1a\x1a.kvmesh.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,38 +34,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPEN_METADATAENTRY']._loaded_options = None
   _globals['_OPEN_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_REFUSEREASON']._serialized_start=1930
-  _globals['_REFUSEREASON']._serialized_end=2110
-  _globals['_DONEREASON']._serialized_start=2113
-  _globals['_DONEREASON']._serialized_end=2281
+  _globals['_REFUSEREASON']._serialized_start=1947
+  _globals['_REFUSEREASON']._serialized_end=2127
+  _globals['_DONEREASON']._serialized_start=2130
+  _globals['_DONEREASON']._serialized_end=2298
   _globals['_SESSIONREQUEST']._serialized_start=62
   _globals['_SESSIONREQUEST']._serialized_end=233
   _globals['_SESSIONRESPONSE']._serialized_start=236
   _globals['_SESSIONRESPONSE']._serialized_end=476
   _globals['_OPEN']._serialized_start=479
-  _globals['_OPEN']._serialized_end=977
-  _globals['_OPEN_METADATAENTRY']._serialized_start=910
-  _globals['_OPEN_METADATAENTRY']._serialized_end=957
-  _globals['_SOURCES']._serialized_start=979
-  _globals['_SOURCES']._serialized_end=1099
-  _globals['_CANCEL']._serialized_start=1101
-  _globals['_CANCEL']._serialized_end=1161
-  _globals['_CREDIT']._serialized_start=1163
-  _globals['_CREDIT']._serialized_end=1207
-  _globals['_RESERVED']._serialized_start=1209
-  _globals['_RESERVED']._serialized_end=1253
-  _globals['_REFUSED']._serialized_start=1255
-  _globals['_REFUSED']._serialized_end=1381
-  _globals['_READY']._serialized_start=1383
-  _globals['_READY']._serialized_end=1410
-  _globals['_STEP']._serialized_start=1412
-  _globals['_STEP']._serialized_end=1452
-  _globals['_STEPROW']._serialized_start=1455
-  _globals['_STEPROW']._serialized_end=1714
-  _globals['_DONE']._serialized_start=1717
-  _globals['_DONE']._serialized_end=1870
-  _globals['_BEAT']._serialized_start=1872
-  _globals['_BEAT']._serialized_end=1927
-  _globals['_DECODE']._serialized_start=2283
-  _globals['_DECODE']._serialized_end=2361
+  _globals['_OPEN']._serialized_end=994
+  _globals['_OPEN_METADATAENTRY']._serialized_start=927
+  _globals['_OPEN_METADATAENTRY']._serialized_end=974
+  _globals['_SOURCES']._serialized_start=996
+  _globals['_SOURCES']._serialized_end=1116
+  _globals['_CANCEL']._serialized_start=1118
+  _globals['_CANCEL']._serialized_end=1178
+  _globals['_CREDIT']._serialized_start=1180
+  _globals['_CREDIT']._serialized_end=1224
+  _globals['_RESERVED']._serialized_start=1226
+  _globals['_RESERVED']._serialized_end=1270
+  _globals['_REFUSED']._serialized_start=1272
+  _globals['_REFUSED']._serialized_end=1398
+  _globals['_READY']._serialized_start=1400
+  _globals['_READY']._serialized_end=1427
+  _globals['_STEP']._serialized_start=1429
+  _globals['_STEP']._serialized_end=1469
+  _globals['_STEPROW']._serialized_start=1472
+  _globals['_STEPROW']._serialized_end=1731
+  _globals['_DONE']._serialized_start=1734
+  _globals['_DONE']._serialized_end=1887
+  _globals['_BEAT']._serialized_start=1889
+  _globals['_BEAT']._serialized_end=1944
+  _globals['_DECODE']._serialized_start=2300
+  _globals['_DECODE']._serialized_end=2378
 # @@protoc_insertion_point(module_scope)

@@ -199,6 +199,7 @@ class Open(_message.Message):
     CREDIT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     handoff_id: _builtins.str
     attempt: _builtins.int
@@ -221,6 +222,10 @@ class Open(_message.Message):
     prompt_logprobs: _builtins.int
     """Alternatives per position of the prompt, 0 to 20. Present: the prompt is scored. Then this
     worker computes all of it, from a chain of ids that nothing else has, and commits none.
+    """
+    grammar: _builtins.str
+    """What the answer must obey, in the Lark dialect of llguidance; empty: nothing. A
+    continuation has the same one, and the worker follows the generated tokens through it.
     """
     @_builtins.property
     def prompt(self) -> _common_pb2.Prompt: ...
@@ -256,10 +261,11 @@ class Open(_message.Message):
         credit: _builtins.int = ...,
         traceparent: _builtins.str = ...,
         prompt_logprobs: _builtins.int | None = ...,
+        grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "arrival_unix_ns", b"arrival_unix_ns", "attempt", b"attempt", "block_ids", b"block_ids", "capability", b"capability", "credit", b"credit", "first_choice", b"first_choice", "generated", b"generated", "handoff_id", b"handoff_id", "metadata", b"metadata", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "root_id", b"root_id", "sampling", b"sampling", "stop", b"stop", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "arrival_unix_ns", b"arrival_unix_ns", "attempt", b"attempt", "block_ids", b"block_ids", "capability", b"capability", "credit", b"credit", "first_choice", b"first_choice", "generated", b"generated", "grammar", b"grammar", "handoff_id", b"handoff_id", "metadata", b"metadata", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "root_id", b"root_id", "sampling", b"sampling", "stop", b"stop", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015

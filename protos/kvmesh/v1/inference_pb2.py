@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvmesh.v1 import common_pb2 as kvmesh_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvmesh/v1/inference.proto\x12\tkvmesh.v1\x1a\x16kvmesh/v1/common.proto\"H\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"8\n\x0c\x43hatMessages\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.kvmesh.v1.ChatMessage\"\x8e\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12#\n\x06prompt\x18\x03 \x01(\x0b\x32\x11.kvmesh.v1.PromptH\x00\x12\'\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x17.kvmesh.v1.ChatMessagesH\x00\x12\x0e\n\x01n\x18\x05 \x01(\rH\x01\x88\x01\x01\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.kvmesh.v1.SamplingParams\x12#\n\x04stop\x18\x07 \x01(\x0b\x32\x15.kvmesh.v1.StopParams\x12:\n\x08metadata\x18\x08 \x03(\x0b\x32(.kvmesh.v1.GenerateRequest.MetadataEntry\x12\x1c\n\x0fprompt_logprobs\x18\x14 \x01(\rH\x02\x88\x01\x01\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05inputB\x04\n\x02_nB\x12\n\x10_prompt_logprobs\"\xf8\x01\n\x10GenerateResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.kvmesh.v1.PositionLogprobs\x12.\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x17.kvmesh.v1.FinishReason\x12\x1f\n\x05usage\x18\x06 \x01(\x0b\x32\x10.kvmesh.v1.Usage\x12\x34\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x1b.kvmesh.v1.PositionLogprobs\"\x8c\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.kvmesh.v1.ChatMessagesH\x00\x12\x18\n\x0b\x61\x64\x64_special\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x0e\n\x0c_add_special\"=\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"R\n\tModelCard\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\x10\n\x08owned_by\x18\x03 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.kvmesh.v1.ModelCard2\xad\x02\n\tInference\x12\x45\n\x08Generate\x12\x1a.kvmesh.v1.GenerateRequest\x1a\x1b.kvmesh.v1.GenerateResponse0\x01\x12\x43\n\x08Tokenize\x12\x1a.kvmesh.v1.TokenizeRequest\x1a\x1b.kvmesh.v1.TokenizeResponse\x12I\n\nDetokenize\x12\x1c.kvmesh.v1.DetokenizeRequest\x1a\x1d.kvmesh.v1.DetokenizeResponse\x12I\n\nListModels\x12\x1c.kvmesh.v1.ListModelsRequest\x1a\x1d.kvmesh.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvmesh/v1/inference.proto\x12\tkvmesh.v1\x1a\x16kvmesh/v1/common.proto\"H\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"8\n\x0c\x43hatMessages\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.kvmesh.v1.ChatMessage\"s\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12%\n\x07\x63hoices\x18\x03 \x01(\x0b\x32\x12.kvmesh.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x42\x06\n\x04kind\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\xb3\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12#\n\x06prompt\x18\x03 \x01(\x0b\x32\x11.kvmesh.v1.PromptH\x00\x12\'\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x17.kvmesh.v1.ChatMessagesH\x00\x12\x0e\n\x01n\x18\x05 \x01(\rH\x01\x88\x01\x01\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.kvmesh.v1.SamplingParams\x12#\n\x04stop\x18\x07 \x01(\x0b\x32\x15.kvmesh.v1.StopParams\x12:\n\x08metadata\x18\x08 \x03(\x0b\x32(.kvmesh.v1.GenerateRequest.MetadataEntry\x12#\n\x07grammar\x18\x0b \x01(\x0b\x32\x12.kvmesh.v1.Grammar\x12\x1c\n\x0fprompt_logprobs\x18\x14 \x01(\rH\x02\x88\x01\x01\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05inputB\x04\n\x02_nB\x12\n\x10_prompt_logprobs\"\xf8\x01\n\x10GenerateResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.kvmesh.v1.PositionLogprobs\x12.\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x17.kvmesh.v1.FinishReason\x12\x1f\n\x05usage\x18\x06 \x01(\x0b\x32\x10.kvmesh.v1.Usage\x12\x34\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x1b.kvmesh.v1.PositionLogprobs\"\x8c\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.kvmesh.v1.ChatMessagesH\x00\x12\x18\n\x0b\x61\x64\x64_special\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x0e\n\x0c_add_special\"=\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"R\n\tModelCard\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\x10\n\x08owned_by\x18\x03 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.kvmesh.v1.ModelCard2\xad\x02\n\tInference\x12\x45\n\x08Generate\x12\x1a.kvmesh.v1.GenerateRequest\x1a\x1b.kvmesh.v1.GenerateResponse0\x01\x12\x43\n\x08Tokenize\x12\x1a.kvmesh.v1.TokenizeRequest\x1a\x1b.kvmesh.v1.TokenizeResponse\x12I\n\nDetokenize\x12\x1c.kvmesh.v1.DetokenizeRequest\x1a\x1d.kvmesh.v1.DetokenizeResponse\x12I\n\nListModels\x12\x1c.kvmesh.v1.ListModelsRequest\x1a\x1d.kvmesh.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,26 +38,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGE']._serialized_end=136
   _globals['_CHATMESSAGES']._serialized_start=138
   _globals['_CHATMESSAGES']._serialized_end=194
-  _globals['_GENERATEREQUEST']._serialized_start=197
-  _globals['_GENERATEREQUEST']._serialized_end=595
-  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_start=513
-  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_end=560
-  _globals['_GENERATERESPONSE']._serialized_start=598
-  _globals['_GENERATERESPONSE']._serialized_end=846
-  _globals['_TOKENIZEREQUEST']._serialized_start=849
-  _globals['_TOKENIZEREQUEST']._serialized_end=989
-  _globals['_TOKENIZERESPONSE']._serialized_start=991
-  _globals['_TOKENIZERESPONSE']._serialized_end=1052
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1054
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1107
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1109
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1143
-  _globals['_LISTMODELSREQUEST']._serialized_start=1145
-  _globals['_LISTMODELSREQUEST']._serialized_end=1164
-  _globals['_MODELCARD']._serialized_start=1166
-  _globals['_MODELCARD']._serialized_end=1248
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1250
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1308
-  _globals['_INFERENCE']._serialized_start=1311
-  _globals['_INFERENCE']._serialized_end=1612
+  _globals['_GRAMMAR']._serialized_start=196
+  _globals['_GRAMMAR']._serialized_end=311
+  _globals['_CHOICES']._serialized_start=313
+  _globals['_CHOICES']._serialized_end=337
+  _globals['_GENERATEREQUEST']._serialized_start=340
+  _globals['_GENERATEREQUEST']._serialized_end=775
+  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_start=693
+  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_end=740
+  _globals['_GENERATERESPONSE']._serialized_start=778
+  _globals['_GENERATERESPONSE']._serialized_end=1026
+  _globals['_TOKENIZEREQUEST']._serialized_start=1029
+  _globals['_TOKENIZEREQUEST']._serialized_end=1169
+  _globals['_TOKENIZERESPONSE']._serialized_start=1171
+  _globals['_TOKENIZERESPONSE']._serialized_end=1232
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1234
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1287
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1289
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1323
+  _globals['_LISTMODELSREQUEST']._serialized_start=1325
+  _globals['_LISTMODELSREQUEST']._serialized_end=1344
+  _globals['_MODELCARD']._serialized_start=1346
+  _globals['_MODELCARD']._serialized_end=1428
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1430
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1488
+  _globals['_INFERENCE']._serialized_start=1491
+  _globals['_INFERENCE']._serialized_end=1792
 # @@protoc_insertion_point(module_scope)

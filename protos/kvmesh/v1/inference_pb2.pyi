@@ -67,6 +67,62 @@ class ChatMessages(_message.Message):
 Global___ChatMessages: _TypeAlias = ChatMessages  # noqa: Y015
 
 @_typing.final
+class Grammar(_message.Message):
+    """What an answer must obey. A grammar that cannot be enforced is refused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """A JSON schema, as JSON."""
+    regex: _builtins.str
+    """The whole answer matches it."""
+    grammar: _builtins.str
+    """In the Lark dialect of llguidance, or in GBNF."""
+    @_builtins.property
+    def choices(self) -> Global___Choices: ...
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        choices: Global___Choices | None = ...,
+        grammar: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "grammar", b"grammar", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "grammar", b"grammar", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "regex", "choices", "grammar"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
+
+@_typing.final
+class Choices(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choices: _TypeAlias = Choices  # noqa: Y015
+
+@_typing.final
 class GenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -98,6 +154,7 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     text: _builtins.str
@@ -115,6 +172,8 @@ class GenerateRequest(_message.Message):
     def stop(self) -> _common_pb2.StopParams: ...
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def grammar(self) -> Global___Grammar: ...
     def __init__(
         self,
         *,
@@ -126,11 +185,12 @@ class GenerateRequest(_message.Message):
         sampling: _common_pb2.SamplingParams | None = ...,
         stop: _common_pb2.StopParams | None = ...,
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        grammar: Global___Grammar | None = ...,
         prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "chat", b"chat", "input", b"input", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop", b"stop", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "chat", b"chat", "grammar", b"grammar", "input", b"input", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop", b"stop", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "chat", b"chat", "input", b"input", "metadata", b"metadata", "model", b"model", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop", b"stop", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "chat", b"chat", "grammar", b"grammar", "input", b"input", "metadata", b"metadata", "model", b"model", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop", b"stop", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015

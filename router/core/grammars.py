@@ -1,0 +1,136 @@
+"""What answers have to obey, from what a request asks for to one grammar, tried for the model that it is for.
+
+Everything is made and compiled in one thread of its own: what is slow there holds up no stream and nobody's
+tokenising, and a request that is cancelled meanwhile is not compiled. It does not know
+how fields are spelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from mesh.errors import InvalidRequest
+from router.core.texts import ServedModel
+from text import AnswerForm
+from text.grammar import Calls, GrammarError, Grammars
+from text.grammar.forms import after_reasoning, mark_of, of_calls
+from text.grammar.schema import json_terminal
+from text.tool_parsers.lark import Function, Mark
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """Makes the grammar of the answer's text; `param` is the field that asks for it."""
+
+    param: str
+    make: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutput:
+    """Calls of these functions: nothing else (`forced`), or where the model wants to.
+
+    A schema that is not `strict` and cannot be enforced is not: any object will do.
+    """
+
+    functions: Sequence[tuple[Function, bool]]
+    forced: bool
+    many: bool
+    param: str = "tools"
+
+
+class ModelGrammars:
+    """One router's."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._grammars: dict[str, tuple[ServedModel, Grammars]] = {}
+
+    async def make(
+        self,
+        model: ServedModel,
+        form: AnswerForm | None,
+        text: StructuredOutput | None,
+        calls: CallOutput | None,
+    ) -> str:
+        """The grammar of an answer of this form, "" if it is free. Raises InvalidRequest."""
+        if text is None and calls is None:
+            return ""
+        return await self._run(self._make, model, form, text, calls)
+
+    async def check(self, model: ServedModel, grammar: str, param: str) -> None:
+        """Compiles it as a worker will; raises InvalidRequest for what cannot be enforced."""
+        await self._run(self._compile, model, grammar, param)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+
+    def _make(
+        self,
+        model: ServedModel,
+        form: AnswerForm | None,
+        text: StructuredOutput | None,
+        calls: CallOutput | None,
+    ) -> str:
+        param = text.param if text is not None else "tools"
+        try:
+            grammar = text.make() if text is not None else None
+            if calls is not None and form is not None and form.tools is not None:
+                param = calls.param
+                wanted = Calls(form.tools, _functions(calls.functions), calls.forced, calls.many)
+                grammar = of_calls(wanted, _mark(model), grammar)
+            if grammar is None:
+                return ""
+            if form is not None and form.reasoning is not None:
+                grammar = after_reasoning(grammar, form.reasoning, _mark(model), opened=form.thinking)
+        except GrammarError as error:
+            raise _refused(param, error) from error
+        self._compile(model, grammar, param)
+        return grammar
+
+    def _compile(self, model: ServedModel, grammar: str, param: str) -> None:
+        known = self._grammars.get(model.name)
+        if known is None or known[0] is not model:
+            text = model.text
+            known = (model, Grammars(text.tokenizer, text.end_ids, text.vocab_size))
+            self._grammars[model.name] = known
+        try:
+            known[1].compile(grammar)
+        except GrammarError as error:
+            raise _refused(param, error) from error
+
+
+def _functions(functions: Sequence[tuple[Function, bool]]) -> list[Function]:
+    made: list[Function] = []
+    for function, strict in functions:
+        try:
+            json_terminal({"type": "object", **function.schema})
+            made.append(function)
+        except GrammarError:
+            if strict:
+                raise
+            made.append(Function(function.name, {"type": "object"}))
+    return made
+
+
+def _mark(model: ServedModel) -> Mark:
+    tokenizer = model.text.tokenizer
+
+    def token(text: str) -> int | None:
+        ids = tokenizer.encode(text, add_special=False, parse_special=True)
+        return ids[0] if len(ids) == 1 and not tokenizer.piece(ids[0]) else None
+
+    return mark_of(token)
+
+
+def _refused(param: str, error: GrammarError) -> InvalidRequest:
+    return InvalidRequest(f"Invalid '{param}': {error}.", code="invalid_grammar", param=param)
