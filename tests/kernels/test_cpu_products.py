@@ -22,12 +22,15 @@ SHAPES = [(16, 32, 1), (1, 64, 4), (40, 576, 9), (17, 1536, 6), (96, 32, 70)]
 
 
 def quantised_twin(x: Floats) -> tuple[NDArray[np.float64], Floats]:
-    """8-bit codes per group of 16, symmetric, to the nearest; and their scales."""
+    """8-bit codes per group of 16, symmetric, to the nearest; and their scales, multiples of the row's step."""
     groups = x.reshape(len(x), -1, 16)
-    largest = np.abs(groups).max(2)
-    inverse = np.float32(127) / largest
+    largest = np.abs(groups).max((1, 2))
+    step, steps = largest / np.float32(127 * 4095), np.float32(4095) / largest
+    peaks = np.abs(groups).max(2) * steps[:, None]
+    multiples = np.maximum(np.floor(peaks + np.float32(0.998)), 1).astype(np.float32)
+    inverse = (np.float32(1) / step)[:, None] / multiples
     codes = np.rint(groups * inverse[:, :, None]).astype(np.float64)
-    return codes, (largest / np.float32(127))[:, :, None]
+    return codes, (multiples * step[:, None])[:, :, None]
 
 
 @pytest.mark.parametrize(("form", "half", "minima", "group"), FORMS)

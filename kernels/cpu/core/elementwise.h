@@ -14,20 +14,6 @@ inline void store_some(float* p, F8 a, int count) {
   for (int i = 0; i < count; ++i) p[i] = part[i];
 }
 
-// Halves, quarters, eighths: one order of addition everywhere.
-inline float sum_of(F8 a) {
-  float p[8];
-  store8(p, a);
-  return ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]));
-}
-inline float max_of(F8 a) {
-  float p[8];
-  store8(p, a);
-  float most = p[0];
-  for (int i = 1; i < 8; ++i) most = p[i] > most ? p[i] : most;
-  return most;
-}
-
 // e^x to about 1 ulp; 0 below -87.3, infinity above 88.3. Cody-Waite reduction, polynomial of degree 6.
 inline F8 exp8(F8 x) {
   const F8 least = all(-87.3f), most = all(88.3f);
@@ -76,31 +62,41 @@ inline void norm(const float* x, const float* weight, float epsilon, int width, 
   }
 }
 
-// Symmetric 8-bit codes of 16 numbers; returns the sum of their values. Where a number is not finite the scale
-// is none either, so that it shows in the result of its row, and only there.
-inline float quantise_fine(const float* x, std::int8_t* codes, float* scale_out, std::int32_t* code_sum) {
+// Symmetric 8-bit codes with a scale per 16. The step is no number where any of the row is none, so that it shows
+// in all results of the row, and only there; rows of next to nothing become zeros.
+inline void quantise(const float* x, int columns, CodedGroup* groups, float* step_out) {
   F8 most = all(0.0f), not_finite = all(0.0f);
-  for (int i = 0; i < kFine; i += 8) {
+  for (int i = 0; i < columns; i += 8) {
     const F8 part = load(x + i);
     most = max8(most, abs8(part));
     not_finite = fma8(part, all(0.0f), not_finite);
   }
-  const float largest = max_of(most);
-  const bool tiny = !(largest >= 1e-35f);
-  const float inverse = tiny ? 0.0f : 127.0f / largest;
-  const float scale = (tiny ? 0.0f : largest / 127.0f) + sum_of(not_finite);
-  std::int32_t sum = 0;
-  for (int i = 0; i < kFine; i += 8) sum += to_codes(mul8(load(x + i), all(inverse)), codes + i);
-  *scale_out = scale;
-  *code_sum = sum;
-  return scale * static_cast<float>(sum);
-}
-
-inline void quantise(const float* x, int columns, std::int8_t* codes, float* scales, float* sums,
-                     std::int32_t* code_sums) {
-  for (int g = 0; g < columns / kGroup; ++g, x += kGroup, codes += kGroup, scales += 2, code_sums += 2) {
-    const float first = quantise_fine(x, codes, scales, code_sums);
-    sums[g] = first + quantise_fine(x + kFine, codes + kFine, scales + 1, code_sums + 1);
+  float largest = max_of(most);
+  if (!(largest >= 1e-30f && largest <= 3.4e38f)) largest = 0.0f;
+  const float step = largest / (127.0f * kFineSteps);
+  const float steps = largest > 0.0f ? kFineSteps / largest : 0.0f, inverse = largest > 0.0f ? 1.0f / step : 0.0f;
+  *step_out = step + sum_of(not_finite);
+  for (int g = 0; g < columns / kGroup; ++g, x += kGroup) {
+    CodedGroup& group = groups[g];
+    F8 scaled[4];
+    std::int32_t multiples[2], sums[2];
+    for (int h = 0; h < 2; ++h) {
+      const F8 low = load(x + kFine * h), high = load(x + kFine * h + 8);
+      const float peak = max_of(max8(abs8(low), abs8(high))) * steps;
+      // Rounded up, but for a trifle: the largest code may come to 127.25 before it is rounded.
+      multiples[h] = peak >= 1.0f && peak <= kFineSteps + 1.0f ? static_cast<std::int32_t>(peak + 0.998f) : 1;
+      const F8 scale = all(inverse / static_cast<float>(multiples[h]));
+      scaled[2 * h] = mul8(low, scale);
+      scaled[2 * h + 1] = mul8(high, scale);
+    }
+    to_group(scaled, group.codes, sums);
+    for (int h = 0; h < 2; ++h) {
+      group.pair[h] = static_cast<std::int16_t>(multiples[h]);
+      group.single[h] = multiples[h];
+      group.below[h] = -128 * sums[h];
+      group.half_sums[h] = static_cast<float>(multiples[h] * sums[h]);
+    }
+    group.sum = static_cast<float>(multiples[0] * sums[0] + multiples[1] * sums[1]);
   }
 }
 

@@ -24,7 +24,9 @@ constexpr int kFine = 16;        // activations (and inputs of a fine weight) th
 constexpr int kPanel = 16;       // outputs that are computed together
 constexpr int kChunk = 64;       // tokens at whose multiples attention splits the context
 constexpr int kSpanChunks = 8;   // chunks in a span, the piece of context that one work item takes
-constexpr int kTileRows = 4;     // activation rows that a product holds in registers
+constexpr int kBlockRows = 96;   // activation rows that a product takes at a time, while weights pass by
+constexpr int kTileRows = 12;    // what blocks of rows are multiples of: tiles of 2, 3, 4 or 6 rows fit
+constexpr int kFineSteps = 4095; // scales of activations are whole multiples, up to this, of their row's step
 
 enum class Form : int { u4 = 0, i8 = 1, f32 = 2 };
 enum class Dtype : int { f32 = 0, f16 = 1, bf16 = 2 };
@@ -52,13 +54,23 @@ struct Weight {
   std::size_t bytes() const { return panel_bytes() * static_cast<std::size_t>(panels()); }
 };
 
-// Rows of 8-bit codes with a scale per 16; sums are those of the values, per 32, and of the codes, per 16.
+// 32 activations as 8-bit codes, a cache line. Each half of 16 has a scale: a whole multiple of its row's step, so
+// that a group's sum of products is one whole number, which 32 bits hold for codes of weights up to 8 bits.
+struct alignas(64) CodedGroup {
+  std::int8_t codes[kGroup];  // in the order that the set's own products read
+  std::int16_t pair[2];       // multiples of the first and the second half: 1 to kFineSteps + 1
+  std::int32_t single[2];     // the same
+  std::int32_t below[2];      // -128 * sum of the codes of a half
+  float sum;                  // of both halves' codes, times their multiples
+  float half_sums[2];         // the same of each half
+};
+
 struct Quantised {
-  std::int8_t* codes;       // [rows][columns]
-  float* scales;            // [rows][columns / 16]
-  float* sums;              // [rows][columns / 32]
-  std::int32_t* code_sums;  // [rows][columns / 16]
+  CodedGroup* groups;  // [rows][columns / 32]
+  float* steps;        // [rows]; value = step * multiple * code; no number where the row is not finite
   int columns;
+
+  CodedGroup* row(std::ptrdiff_t index) const { return groups + index * (columns / kGroup); }
 };
 
 // Rows of floats that lie `stride` numbers apart.
@@ -130,8 +142,7 @@ struct Kernels {
   void (*exponentials)(const float* x, int count, float* out);
   // out[i] = x[i] / sqrt(mean(x²) + epsilon) * weight[i]
   void (*norm)(const float* x, const float* weight, float epsilon, int width, float* out);
-  void (*quantise)(const float* x, int columns, std::int8_t* codes, float* scales, float* sums,
-                   std::int32_t* code_sums);
+  void (*quantise)(const float* x, int columns, CodedGroup* groups, float* step);
   void (*rope)(float* x, int heads, int dim, const float* cosines, const float* sines, bool interleaved);
   void (*silu_gate)(const float* gate, const float* up, int width, float* out);
   void (*add)(const float* x, const float* y, int width, float* out);

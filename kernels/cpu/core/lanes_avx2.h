@@ -28,13 +28,33 @@ inline F8 power_of_two(F8 a) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(n, 23))};
 }
 
-inline std::int32_t to_codes(F8 a, std::int8_t* out) {
-  const __m256i n = _mm256_cvtps_epi32(a.v);
-  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256(n, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packs_epi16(words, words));
-  const __m128i pairs = _mm_madd_epi16(words, _mm_set1_epi16(1));
-  const __m128i halves = _mm_add_epi32(pairs, _mm_shuffle_epi32(pairs, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(halves, _mm_shuffle_epi32(halves, 0xb1)));
+// Order of the codes: two of the first half, then two of the second, so that one vpmaddwd can scale both.
+inline void to_group(const F8* scaled, std::int8_t* codes, std::int32_t* sums) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i words[2];
+  for (int h = 0; h < 2; ++h) {
+    const __m256i low = _mm256_cvtps_epi32(scaled[2 * h].v), high = _mm256_cvtps_epi32(scaled[2 * h + 1].v);
+    words[h] = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+    const __m256i pairs = _mm256_madd_epi16(words[h], ones);
+    __m128i parts = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    parts = _mm_add_epi32(parts, _mm_shuffle_epi32(parts, 0x4e));
+    sums[h] = _mm_cvtsi128_si32(_mm_add_epi32(parts, _mm_shuffle_epi32(parts, 0xb1)));
+  }
+  const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15,  //
+                                         0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+  const __m256i bytes = _mm256_shuffle_epi8(_mm256_packs_epi16(words[0], words[1]), order);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), bytes);
+}
+
+inline float sum_of(F8 a) {
+  const __m128 quarters = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  const __m128 halves = _mm_add_ps(quarters, _mm_movehl_ps(quarters, quarters));
+  return _mm_cvtss_f32(_mm_add_ss(halves, _mm_movehdup_ps(halves)));
+}
+inline float max_of(F8 a) {
+  const __m128 quarters = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+  const __m128 halves = _mm_max_ps(quarters, _mm_movehl_ps(quarters, quarters));
+  return _mm_cvtss_f32(_mm_max_ss(halves, _mm_movehdup_ps(halves)));
 }
 
 inline F8 load_half(const std::uint8_t* p) {

@@ -50,16 +50,26 @@ inline F8 power_of_two(F8 a) {
   return r;
 }
 
-// a as 8-bit codes, to the nearest (ties to even); returns their sum. Anything where a is no number.
-inline std::int32_t to_codes(F8 a, std::int8_t* out) {
-  std::int32_t sum = 0;
-  for (int i = 0; i < 8; ++i) {
-    const float x = (a.v[i] + 12582912.0f) - 12582912.0f;
+// 32 numbers as 8-bit codes, to the nearest (ties to even), in the order that products read; sums are those of the
+// halves. Anything where one is no number.
+inline void to_group(const F8* scaled, std::int8_t* codes, std::int32_t* sums) {
+  sums[0] = sums[1] = 0;
+  for (int i = 0; i < 32; ++i) {
+    const float x = (scaled[i / 8].v[i % 8] + 12582912.0f) - 12582912.0f;
     const std::int32_t n = x >= -127.0f && x <= 127.0f ? static_cast<std::int32_t>(x) : 0;
-    out[i] = static_cast<std::int8_t>(n);
-    sum += n;
+    codes[i] = static_cast<std::int8_t>(n);
+    sums[i / 16] += n;
   }
-  return sum;
+}
+
+// Halves, quarters, eighths: one order of addition everywhere.
+inline float sum_of(F8 a) {
+  return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7]));
+}
+inline float max_of(F8 a) {
+  float most = a.v[0];
+  for (int i = 1; i < 8; ++i) most = a.v[i] > most ? a.v[i] : most;
+  return most;
 }
 
 inline float half_to_float(std::uint16_t h) {

@@ -1,21 +1,47 @@
 // Products of codes with AVX2.
 //
-// u4: vpmaddubsw multiplies unsigned codes (at most 15) by signed activations (at most 128 in size) and adds
-// neighbours: at most 3,840. 16 inputs add four of these, which 16 bits hold, so that one widening vpmaddwd is
-// enough. i8: |code| as the unsigned side, the sign moved to the activation; a pair is
-// at most 2 * 128 * 127 and is widened at once.
+// vpmaddubsw multiplies unsigned weights by signed activations and adds neighbours in 16 bits. Weights and
+// activations stand in steps of two inputs of a group's first half and two of its second, so that even 16-bit lanes
+// belong to the one and odd lanes to the other, and one vpmaddwd scales both halves by their multiples.
+// u4: a lane adds 16 products of at most 15 * 127: it holds. i8: |code| is the unsigned side, its sign moves to the
+// activation; a pair is at most 2 * 128 * 127 and is widened at once.
+//
+// Many rows: a part of the panel is opened (unpacked into the first cache, floats as f32) and tiles of rows pass over
+// it. Few rows read the packed panel itself, which memory bounds.
 
-struct Panel {
-  const std::uint8_t* data;
+constexpr int kOpenGroups = 24;
+constexpr int kStreamed = 3;           // rows up to which the panel is not opened
+constexpr std::size_t kAhead = 4096;   // bytes of weights that few rows ask for before they need them
+
+// What a tile asks for while it works, so that memory does not wait for the processor: `lines` cache lines for each
+// group of weights.
+struct Next {
+  const std::uint8_t* at;
+  int lines;
 };
 
-inline Panel open_panel(const Weight& weight, int panel) {
-  return {weight.data + weight.panel_bytes() * static_cast<std::size_t>(panel)};
-}
+// What a packed weight is like; decides which code runs.
+struct Shape {
+  Form form;
+  bool half, minima, fine;
 
-inline __m256i load_codes(const std::uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  constexpr int parts() const { return fine ? 2 : 1; }  // stretches of a group with a scale of their own
+  constexpr std::size_t table() const { return static_cast<std::size_t>(parts()) * kPanel * (half ? 2 : 4); }
+  constexpr std::size_t header() const { return table() * (minima ? 2 : 1); }
+  constexpr std::size_t block() const { return header() + (form == Form::u4 ? 256 : 512); }
+};
 
-inline __m256i four_codes(const std::int8_t* p) {
+template <int kParts>
+struct alignas(64) OpenGroup {
+  std::uint8_t codes[512];  // 8 steps x 16 outputs x 4 inputs
+  float scales[kParts * kPanel];
+  float minima[kParts * kPanel];
+};
+
+inline __m256i load_codes(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline void store_codes(void* p, __m256i codes) { _mm256_storeu_si256(static_cast<__m256i*>(p), codes); }
+
+inline __m256i four_bytes(const void* p) {
   std::int32_t four;
   __builtin_memcpy(&four, p, 4);
   return _mm256_set1_epi32(four);
@@ -27,152 +53,98 @@ inline __m256i held(__m256i sum) {
   return sum;
 }
 
-constexpr std::size_t kAhead = 4096;  // bytes of weights asked for before one row's product needs them
-
-// The dots of 16 outputs with 16 inputs: steps [kFirst, kFirst + 4) of a group. 32-bit sums.
-template <int kRows, Form kForm, int kFirst>
-inline void dot_half(const std::uint8_t* codes, const std::int8_t* x, std::ptrdiff_t columns, __m256i (*dots)[2]) {
-  const __m256i ones = _mm256_set1_epi16(1);
-#pragma GCC unroll 4
-  for (int t = 0; t < 4; ++t) {
-    const std::uint8_t* block = codes + 64 * (kForm == Form::u4 ? t : kFirst + t);
-    __m256i w0 = load_codes(block), w1 = load_codes(block + 32);
-    if constexpr (kForm == Form::u4) {
-      const __m256i low = _mm256_set1_epi8(15);
-      if constexpr (kFirst != 0) {
-        w0 = _mm256_srli_epi16(w0, 4);
-        w1 = _mm256_srli_epi16(w1, 4);
-      }
-      w0 = _mm256_and_si256(w0, low);
-      w1 = _mm256_and_si256(w1, low);
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      const __m256i from = four_codes(x + r * columns + 4 * (kFirst + t));
-      __m256i pairs0, pairs1;
-      if constexpr (kForm == Form::u4) {
-        pairs0 = _mm256_maddubs_epi16(w0, from);
-        pairs1 = _mm256_maddubs_epi16(w1, from);
-      } else {
-        pairs0 = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w0), _mm256_sign_epi8(from, w0)), ones);
-        pairs1 = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w1), _mm256_sign_epi8(from, w1)), ones);
-      }
-      if (t == 0) {
-        dots[r][0] = held(pairs0);
-        dots[r][1] = held(pairs1);
-      } else if constexpr (kForm == Form::u4) {
-        dots[r][0] = held(_mm256_add_epi16(dots[r][0], pairs0));
-        dots[r][1] = held(_mm256_add_epi16(dots[r][1], pairs1));
-      } else {
-        dots[r][0] = held(_mm256_add_epi32(dots[r][0], pairs0));
-        dots[r][1] = held(_mm256_add_epi32(dots[r][1], pairs1));
-      }
-    }
-  }
-  if constexpr (kForm == Form::u4) {
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      dots[r][0] = _mm256_madd_epi16(dots[r][0], ones);
-      dots[r][1] = _mm256_madd_epi16(dots[r][1], ones);
-    }
-  }
+// Codes of 8 outputs: four inputs of each half become two steps.
+inline void open_codes(__m256i first, __m256i second, std::uint8_t* out) {
+  store_codes(out, _mm256_blend_epi16(first, _mm256_slli_epi32(second, 16), 0xaa));
+  store_codes(out + 64, _mm256_blend_epi16(_mm256_srli_epi32(first, 16), second, 0xaa));
 }
 
-template <int kRows, Form kForm, bool kHalf, bool kMinima>
-inline void tile_of(const Product& product, const Panel& panel, int row, float (*sums)[kPanel]) {
-  const Quantised& quantised = product.quantised;
-  const std::ptrdiff_t groups = product.weight.groups(), columns = quantised.columns;
-  const std::int8_t* x = quantised.codes + row * columns;
-  const float* x_scales = quantised.scales + row * groups * 2;
-  const float* x_sums = quantised.sums + row * groups;
-  const std::uint8_t* scales = panel.data;
-  constexpr std::size_t kTable = kPanel * (kHalf ? 2 : 4), kHeader = kTable * (kMinima ? 2 : 1);
-  constexpr std::size_t kBlock = kHeader + (kForm == Form::u4 ? 256 : 512);
-
-  F8 total[kRows][2];
-  for (int r = 0; r < kRows; ++r) total[r][0] = total[r][1] = all(0.0f);
-
-  for (std::ptrdiff_t g = 0; g < groups; ++g) {
-    const std::uint8_t* codes = scales + kHeader;
-    __m256i dots[kRows][2];
-    F8 scaled[kRows][2];
-    if constexpr (kRows == 1) {
-      for (std::size_t ahead = 0; ahead < kBlock; ahead += 64) __builtin_prefetch(scales + kAhead + ahead);
+template <Shape kShape>
+inline void open_groups(const std::uint8_t* block, int count, OpenGroup<kShape.parts()>* out) {
+  for (; count > 0; --count, ++out, block += kShape.block()) {
+    for (int i = 0; i < kShape.parts() * kPanel; i += 8) {
+      store8(out->scales + i, load_scales(block, kShape.half, i));
+      if constexpr (kShape.minima) store8(out->minima + i, load_scales(block + kShape.table(), kShape.half, i));
     }
-    dot_half<kRows, kForm, 0>(codes, x, columns, dots);
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      const F8 scale = all(x_scales[(r * groups + g) * 2]);
-      scaled[r][0] = mul8({_mm256_cvtepi32_ps(dots[r][0])}, scale);
-      scaled[r][1] = mul8({_mm256_cvtepi32_ps(dots[r][1])}, scale);
-    }
-    dot_half<kRows, kForm, 4>(codes, x, columns, dots);
-    const F8 scale0 = load_scales(scales, kHalf, 0), scale1 = load_scales(scales, kHalf, 8);
-    F8 least0, least1;
-    if constexpr (kMinima) {
-      least0 = load_scales(scales + kTable, kHalf, 0);
-      least1 = load_scales(scales + kTable, kHalf, 8);
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      const F8 scale = all(x_scales[(r * groups + g) * 2 + 1]);
-      total[r][0] = fma8(fma8({_mm256_cvtepi32_ps(dots[r][0])}, scale, scaled[r][0]), scale0, total[r][0]);
-      total[r][1] = fma8(fma8({_mm256_cvtepi32_ps(dots[r][1])}, scale, scaled[r][1]), scale1, total[r][1]);
-      if constexpr (kMinima) {
-        const F8 sum = all(x_sums[r * groups + g]);
-        total[r][0] = fma8(least0, sum, total[r][0]);
-        total[r][1] = fma8(least1, sum, total[r][1]);
-      }
-    }
-    x += kGroup;
-    scales += kBlock;
-  }
-  for (int r = 0; r < kRows; ++r) {
-    store8(sums[r], total[r][0]);
-    store8(sums[r] + 8, total[r][1]);
-  }
-}
-
-// A scale for each half of a group.
-template <int kRows, Form kForm, bool kMinima>
-inline void tile_fine(const Product& product, const Panel& panel, int row, float (*sums)[kPanel]) {
-  const Quantised& quantised = product.quantised;
-  const std::ptrdiff_t halves = product.weight.groups() * 2, columns = quantised.columns;
-  const std::int8_t* x = quantised.codes + row * columns;
-  const float* x_scales = quantised.scales + row * halves;
-  const std::int32_t* x_sums = quantised.code_sums + row * halves;
-  const std::uint8_t* block = panel.data;
-  constexpr std::size_t kTable = kPanel * 4, kHeader = 2 * kTable * (kMinima ? 2 : 1);
-  constexpr std::size_t kBlock = kHeader + (kForm == Form::u4 ? 256 : 512);
-
-  F8 total[kRows][2];
-  for (int r = 0; r < kRows; ++r) total[r][0] = total[r][1] = all(0.0f);
-
-  const auto add_half = [&](std::ptrdiff_t half, const __m256i(*dots)[2], const std::uint8_t* scales) {
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) {
-      const F8 scale = load_scales(scales, false, 8 * v);
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        const F8 dot = mul8({_mm256_cvtepi32_ps(dots[r][v])}, all(x_scales[r * halves + half]));
-        total[r][v] = fma8(dot, scale, total[r][v]);
-        if constexpr (kMinima) {
-          const F8 least = load_scales(scales + 2 * kTable, false, 8 * v);
-          const float sum = x_scales[r * halves + half] * static_cast<float>(x_sums[r * halves + half]);
-          total[r][v] = fma8(least, all(sum), total[r][v]);
+    const std::uint8_t* codes = block + kShape.header();
+    for (int t = 0; t < 4; ++t) {
+      for (int half = 0; half < 64; half += 32) {
+        if constexpr (kShape.form == Form::u4) {
+          const __m256i low = _mm256_set1_epi8(15), both = load_codes(codes + 64 * t + half);
+          open_codes(_mm256_and_si256(both, low), _mm256_and_si256(_mm256_srli_epi16(both, 4), low),
+                     out->codes + 128 * t + half);
+        } else {
+          open_codes(load_codes(codes + 64 * t + half), load_codes(codes + 64 * (4 + t) + half),
+                     out->codes + 128 * t + half);
         }
       }
     }
-  };
-  for (std::ptrdiff_t half = 0; half < halves; half += 2, x += kGroup, block += kBlock) {
-    __m256i dots[kRows][2];
-    if constexpr (kRows == 1) {
-      for (std::size_t ahead = 0; ahead < kBlock; ahead += 64) __builtin_prefetch(block + kAhead + ahead);
+  }
+}
+
+// One row's whole numbers join its sums.
+template <Shape kShape>
+inline F8 add_dots(F8 total, const __m256i* dots, const CodedGroup& x, const float* scales, const float* minima) {
+  for (int part = 0; part < kShape.parts(); ++part) {
+    total = fma8({_mm256_cvtepi32_ps(dots[part])}, load(scales + part * kPanel), total);
+    if constexpr (kShape.minima) {
+      total = fma8(load(minima + part * kPanel), all(kShape.fine ? x.half_sums[part] : x.sum), total);
     }
-    dot_half<kRows, kForm, 0>(block + kHeader, x, columns, dots);
-    add_half(half, dots, block);
-    dot_half<kRows, kForm, 4>(block + kHeader, x, columns, dots);
-    add_half(half + 1, dots, block + kTable);
+  }
+  return total;
+}
+
+template <int kRows, Shape kShape>
+inline void open_tile(const CodedGroup* x, std::ptrdiff_t stride, const OpenGroup<kShape.parts()>* weights, int count,
+                      float (*sums)[kPanel], Next next) {
+  constexpr bool kNarrow = kShape.form == Form::u4;
+  // Sums in 32 bits of each part; in 16 bits both halves of a group share lanes.
+  constexpr int kSums = kNarrow ? 1 : kShape.parts();
+  const auto multiples = [](const CodedGroup& group, int part) {
+    return kShape.fine ? _mm256_set1_epi32(part == 0 ? group.single[0] : group.single[1] << 16) : four_bytes(group.pair);
+  };
+  F8 total[kRows][2];
+  for (int r = 0; r < kRows; ++r) {
+    total[r][0] = load(sums[r]);
+    total[r][1] = load(sums[r] + 8);
+  }
+  for (; count > 0; --count, ++weights, ++x) {
+    __m256i dots[kRows][2][kSums];
+    for (int line = 0; line < next.lines; ++line, next.at += 64) __builtin_prefetch(next.at, 0, 2);
+#pragma GCC unroll 8
+    for (int step = 0; step < 8; ++step) {
+      const __m256i w[2] = {load_codes(weights->codes + 64 * step), load_codes(weights->codes + 64 * step + 32)};
+#pragma GCC unroll 3
+      for (int r = 0; r < kRows; ++r) {
+        const __m256i from = four_bytes(x[r * stride].codes + 4 * step);
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v) {
+          if constexpr (kNarrow) {
+            const __m256i pairs = _mm256_maddubs_epi16(w[v], from);
+            dots[r][v][0] = held(step == 0 ? pairs : _mm256_add_epi16(dots[r][v][0], pairs));
+          } else {
+            const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[v]), _mm256_sign_epi8(from, w[v]));
+#pragma GCC unroll 2
+            for (int part = 0; part < kSums; ++part) {
+              const __m256i scaled = _mm256_madd_epi16(pairs, multiples(x[r * stride], part));
+              dots[r][v][part] = held(step == 0 ? scaled : _mm256_add_epi32(dots[r][v][part], scaled));
+            }
+          }
+        }
+      }
+    }
+#pragma GCC unroll 3
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        __m256i parts[kShape.parts()];
+        for (int part = 0; part < kShape.parts(); ++part) {
+          parts[part] = kNarrow ? _mm256_madd_epi16(dots[r][v][0], multiples(x[r * stride], part))
+                                : dots[r][v][kNarrow ? 0 : part];
+        }
+        total[r][v] = add_dots<kShape>(total[r][v], parts, x[r * stride], weights->scales + 8 * v, weights->minima + 8 * v);
+      }
+    }
   }
   for (int r = 0; r < kRows; ++r) {
     store8(sums[r], total[r][0]);
@@ -180,23 +152,140 @@ inline void tile_fine(const Product& product, const Panel& panel, int row, float
   }
 }
 
-template <int kRows, Form kForm>
-inline void tile_scaled(const Product& product, const Panel& panel, int row, float (*sums)[kPanel]) {
-  const Weight& weight = product.weight;
-  if (weight.fine) {
-    if (weight.minima) return tile_fine<kRows, kForm, true>(product, panel, row, sums);
-    return tile_fine<kRows, kForm, false>(product, panel, row, sums);
+template <Shape kShape>
+inline void open_panel(const Product& product, int first, int rows, const std::uint8_t* block, float (*sums)[kPanel]) {
+  OpenGroup<kShape.parts()> open[kOpenGroups];
+  const int groups = product.weight.groups();
+  for (int r = 0; r < rows; ++r) {
+    store8(sums[r], all(0.0f));
+    store8(sums[r] + 8, all(0.0f));
   }
-  if (weight.half_scales) {
-    if (weight.minima) return tile_of<kRows, kForm, true, true>(product, panel, row, sums);
-    return tile_of<kRows, kForm, true, false>(product, panel, row, sums);
+  for (int group = 0; group < groups; group += kOpenGroups) {
+    const int count = groups - group < kOpenGroups ? groups - group : kOpenGroups;
+    open_groups<kShape>(block, count, open);
+    block += kShape.block() * static_cast<std::size_t>(count);
+    const CodedGroup* x = product.quantised.row(first) + group;
+    const int lines = static_cast<int>((kShape.block() + 63) / 64), tiles = (rows + 2) / 3;
+    const std::uint8_t* const end = block + kShape.block() * static_cast<std::size_t>(count);
+    Next next{block, (lines + tiles - 1) / tiles};
+    for (int row = 0; row < rows;) {
+      const CodedGroup* const from = x + std::ptrdiff_t{row} * groups;
+      // Threes, but no row stays alone.
+      const int rest = rows - row, taken = rest == 3 || rest >= 5 ? 3 : rest >= 2 ? 2 : 1;
+      if (taken == 3) open_tile<3, kShape>(from, groups, open, count, sums + row, next);
+      if (taken == 2) open_tile<2, kShape>(from, groups, open, count, sums + row, next);
+      if (taken == 1) open_tile<1, kShape>(from, groups, open, count, sums + row, next);
+      row += taken;
+      next.at += std::ptrdiff_t{64} * next.lines * count;
+      if (next.at >= end) next.lines = 0;
+    }
   }
-  if (weight.minima) return tile_of<kRows, kForm, false, true>(product, panel, row, sums);
-  return tile_of<kRows, kForm, false, false>(product, panel, row, sums);
 }
 
-template <int kRows>
-inline void tile_codes(const Product& product, const Panel& panel, int row, float (*sums)[kPanel]) {
-  if (product.weight.form == Form::u4) return tile_scaled<kRows, Form::u4>(product, panel, row, sums);
-  return tile_scaled<kRows, Form::i8>(product, panel, row, sums);
+// Codes of a row's group in their natural order.
+inline void natural_codes(const CodedGroup& group, std::int8_t* out) {
+  const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,  //
+                                         0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+  store_codes(out, _mm256_permute4x64_epi64(_mm256_shuffle_epi8(load_codes(group.codes), order), 0xd8));
+  __asm__("" : "+m"(*reinterpret_cast<std::int8_t(*)[kGroup]>(out)));  // else GCC shifts them out of a register
+}
+
+// One half of a group: the dots of 16 inputs times the half's multiple.
+template <int kRows, Form kForm, int kHalf>
+inline void stream_half(const std::uint8_t* codes, const std::int8_t (*x)[kGroup], const __m256i* multiples,
+                        __m256i (*dots)[2]) {
+  const __m256i low = _mm256_set1_epi8(15);
+  __m256i half[kRows][2];
+#pragma GCC unroll 4
+  for (int t = 0; t < 4; ++t) {
+    const std::uint8_t* block = codes + 64 * (kForm == Form::u4 ? t : 4 * kHalf + t);
+    __m256i w[2] = {load_codes(block), load_codes(block + 32)};
+    for (int v = 0; v < 2; ++v) {
+      if constexpr (kForm == Form::u4) w[v] = _mm256_and_si256(kHalf != 0 ? _mm256_srli_epi16(w[v], 4) : w[v], low);
+#pragma GCC unroll 3
+      for (int r = 0; r < kRows; ++r) {
+        const __m256i from = four_bytes(x[r] + 16 * kHalf + 4 * t);
+        if constexpr (kForm == Form::u4) {
+          const __m256i pairs = _mm256_maddubs_epi16(w[v], from);
+          half[r][v] = t == 0 ? pairs : _mm256_add_epi16(half[r][v], pairs);
+        } else {
+          const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[v]), _mm256_sign_epi8(from, w[v]));
+          const __m256i scaled = _mm256_madd_epi16(pairs, multiples[r]);
+          half[r][v] = t == 0 ? scaled : _mm256_add_epi32(half[r][v], scaled);
+        }
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < 2; ++v) {
+      dots[r][v] = kForm == Form::u4 ? _mm256_madd_epi16(half[r][v], multiples[r]) : half[r][v];
+    }
+  }
+}
+
+template <int kRows, Shape kShape>
+inline void stream_panel(const Product& product, int first, const std::uint8_t* block, float (*sums)[kPanel]) {
+  const std::ptrdiff_t groups = product.weight.groups();
+  const CodedGroup* x = product.quantised.row(first);
+  F8 total[kRows][2];
+  for (int r = 0; r < kRows; ++r) total[r][0] = total[r][1] = all(0.0f);
+  for (std::ptrdiff_t g = 0; g < groups; ++g, ++x, block += kShape.block()) {
+    for (std::size_t ahead = 0; ahead < kShape.block(); ahead += 64) __builtin_prefetch(block + kAhead + ahead);
+    alignas(32) std::int8_t natural[kRows][kGroup];
+    __m256i multiples[2][kRows], dots[2][kRows][2];
+    for (int r = 0; r < kRows; ++r) {
+      natural_codes(x[r * groups], natural[r]);
+      multiples[0][r] = _mm256_set1_epi16(x[r * groups].pair[0]);
+      multiples[1][r] = _mm256_set1_epi16(x[r * groups].pair[1]);
+    }
+    stream_half<kRows, kShape.form, 0>(block + kShape.header(), natural, multiples[0], dots[0]);
+    stream_half<kRows, kShape.form, 1>(block + kShape.header(), natural, multiples[1], dots[1]);
+    for (int v = 0; v < 2; ++v) {
+      F8 scales[kShape.parts()], minima[kShape.parts()];
+      for (int part = 0; part < kShape.parts(); ++part) {
+        scales[part] = load_scales(block, kShape.half, part * kPanel + 8 * v);
+        if constexpr (kShape.minima) minima[part] = load_scales(block + kShape.table(), kShape.half, part * kPanel + 8 * v);
+      }
+      for (int r = 0; r < kRows; ++r) {
+        for (int part = 0; part < kShape.parts(); ++part) {
+          const __m256i dot = kShape.fine ? dots[part][r][v] : _mm256_add_epi32(dots[0][r][v], dots[1][r][v]);
+          const CodedGroup& from = x[r * groups];
+          total[r][v] = fma8({_mm256_cvtepi32_ps(dot)}, scales[part], total[r][v]);
+          if constexpr (kShape.minima) {
+            total[r][v] = fma8(minima[part], all(kShape.fine ? from.half_sums[part] : from.sum), total[r][v]);
+          }
+        }
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    store8(sums[r], total[r][0]);
+    store8(sums[r] + 8, total[r][1]);
+  }
+}
+
+template <Shape kShape>
+inline void panel_of(const Product& product, int first, int rows, int panel, float (*sums)[kPanel]) {
+  const std::uint8_t* block = product.weight.data + product.weight.panel_bytes() * static_cast<std::size_t>(panel);
+  if (rows == 1) return stream_panel<1, kShape>(product, first, block, sums);
+  if (rows == 2) return stream_panel<2, kShape>(product, first, block, sums);
+  if (rows == kStreamed) return stream_panel<kStreamed, kShape>(product, first, block, sums);
+  open_panel<kShape>(product, first, rows, block, sums);
+}
+
+template <Form kForm, bool kMinima>
+inline void panel_scaled(const Product& product, int first, int rows, int panel, float (*sums)[kPanel]) {
+  if (product.weight.fine) return panel_of<Shape{kForm, false, kMinima, true}>(product, first, rows, panel, sums);
+  if (product.weight.half_scales) return panel_of<Shape{kForm, true, kMinima, false}>(product, first, rows, panel, sums);
+  panel_of<Shape{kForm, false, kMinima, false}>(product, first, rows, panel, sums);
+}
+
+inline void code_panel(const Product& product, int first, int count, int panel, float (*sums)[kPanel]) {
+  const Weight& weight = product.weight;
+  if (weight.form == Form::u4) {
+    if (weight.minima) return panel_scaled<Form::u4, true>(product, first, count, panel, sums);
+    return panel_scaled<Form::u4, false>(product, first, count, panel, sums);
+  }
+  if (weight.minima) return panel_scaled<Form::i8, true>(product, first, count, panel, sums);
+  panel_scaled<Form::i8, false>(product, first, count, panel, sums);
 }

@@ -3,8 +3,8 @@
 namespace kv {
 namespace {
 
-// Quantised rows keep codes, scales and sums apart, each from a multiple of 64 bytes on.
-constexpr std::size_t kApart = 256;
+// Between buffers, whose rows begin at multiples of 64 bytes.
+constexpr std::size_t kApart = 64;
 
 }  // namespace
 
@@ -142,7 +142,7 @@ Error Program::operation(const Operation& op) {
 std::size_t Program::buffer_row_bytes(const Buffer& buffer) const {
   const auto width = static_cast<std::size_t>(buffer.width);
   if (!buffer.quantised) return width * sizeof(float);
-  return width + (2 * (width / kFine) + width / kGroup) * sizeof(float);
+  return width / kGroup * sizeof(CodedGroup) + sizeof(float);
 }
 
 Error Program::plan(int rows, int context) {

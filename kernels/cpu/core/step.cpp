@@ -4,7 +4,6 @@ namespace kv {
 namespace {
 
 constexpr int kRowsPerChunk = 4;         // of work that goes row by row
-constexpr int kProductRows = 64;         // rows whose codes stay in the cache while panels pass by
 constexpr std::size_t kPartialBytes = std::size_t{4} << 20;
 
 int least(int a, int b) { return a < b ? a : b; }
@@ -179,13 +178,9 @@ Lines Runner::lines(const View& view) const {
 
 Quantised Runner::quantised(const View& view) const {
   const Buffer& buffer = program_.buffers()[index(view.buffer)];
-  const std::size_t rows = index(program_.rows()), width = index(buffer.width);
-  std::uint8_t* codes = buffers_ + buffer.offset;
-  std::uint8_t* scales = codes + aligned64(rows * width);
-  std::uint8_t* sums = scales + aligned64(rows * (width / kFine) * sizeof(float));
-  std::uint8_t* code_sums = sums + aligned64(rows * (width / kGroup) * sizeof(float));
-  return {reinterpret_cast<std::int8_t*>(codes), reinterpret_cast<float*>(scales), reinterpret_cast<float*>(sums),
-          reinterpret_cast<std::int32_t*>(code_sums), buffer.width};
+  std::uint8_t* groups = buffers_ + buffer.offset;
+  std::uint8_t* steps = groups + index(program_.rows()) * index(buffer.width / kGroup) * sizeof(CodedGroup);
+  return {reinterpret_cast<CodedGroup*>(groups), reinterpret_cast<float*>(steps), buffer.width};
 }
 
 Plane Runner::plane(const Operation& op, std::size_t offset) const {
@@ -214,9 +209,7 @@ void Runner::row(const Operation& op, int row) {
     }
     case Kind::quantise: {
       const Quantised q = quantised(op.out);
-      const std::size_t groups = index(q.columns / kGroup) * index(row);
-      kernels_.quantise(lines(op.x).row(row), q.columns, q.codes + index(q.columns) * index(row), q.scales + 2 * groups,
-                        q.sums + groups, q.code_sums + 2 * groups);
+      kernels_.quantise(lines(op.x).row(row), q.columns, q.row(row), q.steps + row);
       return;
     }
     case Kind::rope: {
@@ -262,7 +255,7 @@ void Runner::product(const Operation& op, int count, float* out) {
                         op.out.width,
                         op.epilogue,
                         op.table >= 0 ? program_.vectors()[index(op.table)].data : nullptr};
-  const int blocks = (count + kProductRows - 1) / kProductRows;
+  const int blocks = (count + kBlockRows - 1) / kBlockRows;
   // In whole tiles of rows, all blocks of about one size.
   const int block = ((count + blocks - 1) / blocks + kTileRows - 1) / kTileRows * kTileRows;
   int panels = weight.panels() * blocks / (pool_.threads * 8);

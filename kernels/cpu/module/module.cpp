@@ -1,4 +1,8 @@
 // The Python face of the core: numpy arrays in, one GIL-free call per step. Knows nothing of models or files.
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -218,9 +222,14 @@ class Engine {
                           static_cast<kv::Threads*>(self)->run(chunks, work, of);
                         }};
     runner_ = std::make_unique<kv::Runner>(program_, *kernels_, pool);
-    const std::size_t bytes = kv::aligned64(runner_->workspace_bytes() + 64);
-    workspace_.reset(static_cast<std::uint8_t*>(std::aligned_alloc(64, bytes)));
+    // In large pages where there are any: a product writes a column of rows, each of which lies in a page of its own.
+    constexpr std::size_t kLargePage = std::size_t{2} << 20;
+    const std::size_t bytes = (runner_->workspace_bytes() + kLargePage - 1) / kLargePage * kLargePage;
+    workspace_.reset(static_cast<std::uint8_t*>(std::aligned_alloc(kLargePage, bytes)));
     if (workspace_ == nullptr) throw std::bad_alloc();
+#if defined(__linux__)
+    madvise(workspace_.get(), bytes, MADV_HUGEPAGE);
+#endif
     std::memset(workspace_.get(), 0, bytes);
     runner_->prepare(workspace_.get());
     return bytes;
