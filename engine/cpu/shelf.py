@@ -6,14 +6,14 @@ Knows nothing of operations.
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import WeightError
 from engine.program import Weight
-from engine.weights.codes import GROUP, Codes
+from engine.weights.codes import GROUP, Codes, Halves
 from engine.weights.source import Floats, WeightSource
 from kernels.cpu import Core, CoreEngine
 
@@ -26,9 +26,9 @@ T = TypeVar("T", bound=np.generic)
 
 @runtime_checkable
 class CodeSource(Protocol):
-    """A source that can give stored codes as they are."""
+    """A source that can give stored codes and halves as they are."""
 
-    def codes(self, name: str) -> Codes | None: ...
+    def codes(self, name: str) -> Codes | Halves | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Shelf:
         self._bytes = np.frombuffer(self._memory, np.uint8)
         self._used = 0
         self._known: dict[tuple[tuple[str, ...], bool], Shelved] = {}
-        self._forms: dict[str, Codes | Floats] = {}
+        self._forms: dict[str, Codes | Halves | Floats] = {}
         self._vectors: dict[tuple[str, ...], int] = {}
 
     @property
@@ -65,7 +65,7 @@ class Shelf:
         found = self._read(weight.names[0])
         if isinstance(found, Codes):
             return found.form, found.minima is not None, found.group
-        return "f32", False, GROUP
+        return (found.form if isinstance(found, Halves) else "f32"), False, GROUP
 
     def weight(self, parts: Sequence[Weight], *, paired: bool = False) -> Shelved:
         """Matrices of equal form stacked along their outputs; `paired` puts the outputs of two side by side
@@ -86,12 +86,13 @@ class Shelf:
     def floats(self, name: str) -> Floats:
         return self._weights.load(name)
 
-    def _read(self, name: str) -> Codes | Floats:
+    def _read(self, name: str) -> Codes | Halves | Floats:
         if name not in self._forms:
             stored = self._weights.codes(name) if isinstance(self._weights, CodeSource) else None
-            if stored is not None and stored.codes.shape[1] % GROUP == 0:
+            usable = isinstance(stored, Halves) or (stored is not None and stored.codes.shape[1] % GROUP == 0)
+            if stored is not None and usable:
                 if not stored.finite:
-                    raise WeightError(f"tensor {name!r} holds scales that are not finite")
+                    raise WeightError(f"tensor {name!r} holds values that are not finite")
                 self._forms[name] = stored
             else:
                 self._forms[name] = self._weights.load(name)
@@ -113,11 +114,23 @@ class Shelf:
                 if first.minima is None
                 else _stack([part.minima for part in coded if part.minima is not None], paired),
             )
-        values = _stack([part for part in read if not isinstance(part, Codes)], paired)
-        rows, columns = values.shape
-        out = self._take(self._core.packed_bytes("f32", rows, columns, False, False, GROUP))
+        if isinstance(first, Halves):
+            bits = _stack([part.values for part in read if isinstance(part, Halves)], paired)
+            out = self._room(first.form, bits)
+            self._core.pack_halves(first.form, bits, out)
+            return self._numbers(first.form, bits, out)
+        values = _stack([part for part in read if not isinstance(part, Codes | Halves)], paired)
+        out = self._room("f32", values)
         self._core.pack_floats(values, out)
-        return Shelved(self._engine.weight("f32", rows, columns, False, False, GROUP, out), False)
+        return self._numbers("f32", values, out)
+
+    def _room(self, form: str, values: NDArray[Any]) -> NDArray[np.uint8]:
+        rows, columns = values.shape
+        return self._take(self._core.packed_bytes(form, rows, columns, False, False, GROUP))
+
+    def _numbers(self, form: str, values: NDArray[Any], out: NDArray[np.uint8]) -> Shelved:
+        rows, columns = values.shape
+        return Shelved(self._engine.weight(form, rows, columns, False, False, GROUP, out), False)
 
     def _pack_codes(
         self, form: str, group: int, codes: NDArray[np.uint8], scales: Floats, minima: Floats | None

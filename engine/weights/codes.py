@@ -1,7 +1,7 @@
 """Stored blocks as codes with a scale and perhaps a minimum per group of 32 or 16, to compute on as they are.
 
-value = scale * code + minimum, exactly the stored value. Floats have no such form: None. Knows nothing of how
-codes are laid out for computing.
+value = scale * code + minimum, exactly the stored value; f16 and bf16 are kept as they are, floats have no
+such form: None. Knows nothing of how codes are laid out for computing.
 """
 
 from collections.abc import Callable
@@ -42,6 +42,25 @@ class Codes:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """A matrix stored as "f16" or "bf16", bit for bit: `values` [rows, columns]."""
+
+    form: Literal["f16", "bf16"]
+    values: NDArray[np.uint16]
+
+    @property
+    def finite(self) -> bool:
+        exponent = np.uint16(0x7C00 if self.form == "f16" else 0x7F80)
+        return not ((self.values & exponent) == exponent).any()
+
+
+def halves(data: memoryview, type_: GgmlType, rows: int) -> Halves | None:
+    """The numbers of a matrix of `rows` rows, or None where its type is not two bytes wide."""
+    form = _HALVES.get(type_)
+    return None if form is None else Halves(form, np.frombuffer(data, np.uint16).reshape(rows, -1))
+
+
 def codes(data: memoryview, type_: GgmlType, rows: int) -> Codes | None:
     """The codes of a matrix of `rows` rows, or None where its type has none."""
     read = _READERS.get(type_)
@@ -58,6 +77,7 @@ def codes(data: memoryview, type_: GgmlType, rows: int) -> Codes | None:
     )
 
 
+_HALVES: dict[GgmlType, Literal["f16", "bf16"]] = {GgmlType.F16: "f16", GgmlType.BF16: "bf16"}
 _Read = tuple[CodeForm, NDArray[np.uint8] | NDArray[np.int8], Floats, Floats | None]
 
 

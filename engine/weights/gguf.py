@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.errors import WeightError
-from engine.weights.codes import Codes, codes
+from engine.weights.codes import Codes, Halves, codes, halves
 from engine.weights.dequant import dequantise, supported
 from engine.weights.source import Floats, ModelSource
 from text.gguf import GgufFile, TensorInfo
@@ -52,10 +52,13 @@ class GgufWeights:
             _check_finite(dequantise(stored[start : start + step], info.type), info)
         self._checked.add(name)
 
-    def codes(self, name: str) -> Codes | None:
-        """The stored codes of a matrix as they are, or None where its type has none (see `codes.py`)."""
+    def codes(self, name: str) -> Codes | Halves | None:
+        """The stored codes or halves of a matrix as they are; None where it has neither (see `codes.py`)."""
         info = self._info(name)
-        return codes(self._file.data(name), info.type, info.shape[0]) if len(info.shape) == 2 else None
+        if len(info.shape) != 2:
+            return None
+        data, rows = self._file.data(name), info.shape[0]
+        return codes(data, info.type, rows) or halves(data, info.type, rows)
 
     def digest(self) -> bytes:
         whole = blake2b(digest_size=16, person=b"kvmesh.weights")

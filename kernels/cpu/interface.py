@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
+Halves = NDArray[np.uint16]
 Numbers = NDArray[np.int32]
 View = tuple[int, int, int]
 """Columns of a buffer: (buffer, first column, width)."""
@@ -98,6 +99,9 @@ class Core(Protocol):
         out: Codes,
     ) -> None: ...
     def pack_floats(self, values: Floats, out: Codes) -> None: ...
+    def pack_halves(self, form: str, values: Halves, out: Codes) -> None:
+        """`values` are the bits of "f16" or "bf16"."""
+
     def fits_half(self, values: Floats) -> bool: ...
     def best_isa(self) -> str: ...
     def has_isa(self, isa: str) -> bool: ...

@@ -68,6 +68,22 @@ def add_floats(engine: CoreEngine, values: Floats) -> int:
     return engine.weight("f32", rows, columns, False, False, 32, out)
 
 
+def to_halves(values: Floats, form: str) -> tuple[NDArray[np.uint16], Floats]:
+    """Bits of "f16" or "bf16", and the numbers that they are."""
+    if form == "f16":
+        halves = values.astype(np.float16)
+        return halves.view(np.uint16), halves.astype(np.float32)
+    bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+    return bits, (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def add_halves(engine: CoreEngine, bits: NDArray[np.uint16], form: str) -> int:
+    rows, columns = bits.shape
+    out = np.zeros(load().packed_bytes(form, rows, columns, False, False, 32), np.uint8)
+    load().pack_halves(form, bits, out)
+    return engine.weight(form, rows, columns, False, False, 32, out)
+
+
 def numbers(*values: int) -> NDArray[np.int32]:
     return np.array(values, np.int32)
 
@@ -106,7 +122,13 @@ class Rows:
 
 
 def product(
-    x: Floats, weight: Coded | Floats, *, isa: str, threads: int = 1, rows_at_once: int = 64
+    x: Floats,
+    weight: Coded | Floats,
+    *,
+    isa: str,
+    form: str = "f32",
+    threads: int = 1,
+    rows_at_once: int = 64,
 ) -> Floats:
     rows = Rows(x, isa=isa, threads=threads)
     view = rows.picked()
@@ -115,7 +137,9 @@ def product(
         quantised = (rows.engine.buffer(rows.width, True, True), 0, rows.width)
         rows.engine.quantise(view, quantised, True)
         view = quantised
-    else:
+    elif form == "f32":
         index, outputs = add_floats(rows.engine, weight), len(weight)
+    else:
+        index, outputs = add_halves(rows.engine, to_halves(weight, form)[0], form), len(weight)
     rows.engine.product(view, index, -1, "store", (-1, 0, outputs), True)
     return rows.run(outputs, rows_at_once=rows_at_once)

@@ -5,7 +5,17 @@ import pytest
 from numpy.typing import NDArray
 
 from kernels.cpu import load
-from tests.kernels.cpu_programs import ISAS, Coded, Floats, Rows, add_floats, normal, product
+from tests.kernels.cpu_programs import (
+    ISAS,
+    Coded,
+    Floats,
+    Rows,
+    add_floats,
+    add_halves,
+    normal,
+    product,
+    to_halves,
+)
 
 FORMS = [
     ("u4", True, True, 32),
@@ -50,29 +60,37 @@ def test_codes(
 
 
 @pytest.mark.parametrize(("outputs", "columns", "rows"), [(1, 1, 1), (5, 7, 3), (33, 100, 6), (272, 32, 70)])
-def test_floats(outputs: int, columns: int, rows: int) -> None:
+@pytest.mark.parametrize("form", ["f32", "f16", "bf16"])
+def test_floats_and_halves(form: str, outputs: int, columns: int, rows: int) -> None:
     x, weight = normal(1, rows, columns), normal(2, outputs, columns)
-    found = {isa: product(x, weight, isa=isa) for isa in ISAS}
+    found = {isa: product(x, weight, isa=isa, form=form) for isa in ISAS}
+    if form != "f32":
+        weight = to_halves(weight, form)[1]
+        # The sums are those of the same numbers as floats, bit for bit.
+        found["f32"] = product(x, weight, isa="portable")
     for result in found.values():
         np.testing.assert_allclose(result, x.astype(np.float64) @ weight.T, rtol=0, atol=1e-4)
     assert len({result.tobytes() for result in found.values()}) == 1
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("form", "group"), [("u4", 32), ("u4", 16), ("i8", 32), ("i8", 16), ("f32", 32)])
+@pytest.mark.parametrize(
+    ("form", "group"), [("u4", 32), ("u4", 16), ("i8", 32), ("i8", 16), ("f32", 0), ("f16", 0), ("bf16", 0)]
+)
 def test_a_row_does_not_depend_on_its_company(isa: str, form: str, group: int) -> None:
     weight: Coded | Floats = normal(3, 50, 96)
-    if form != "f32":
+    if group:
         weight = Coded.random(form, 50, 96, half=group == 32, minima=True, group=group)
     x = normal(4, 75, 96)
-    whole = product(x, weight, isa=isa, rows_at_once=75)
+    of = "f32" if group else form
+    whole = product(x, weight, isa=isa, form=of, rows_at_once=75)
     for rows_at_once, threads in ((1, 1), (3, 1), (7, 2), (75, 2)):
         assert (
-            product(x, weight, isa=isa, threads=threads, rows_at_once=rows_at_once).tobytes()
+            product(x, weight, isa=isa, form=of, threads=threads, rows_at_once=rows_at_once).tobytes()
             == whole.tobytes()
         )
     for row in (0, 3, 74):
-        alone = product(x[row : row + 1].copy(), weight, isa=isa)
+        alone = product(x[row : row + 1].copy(), weight, isa=isa, form=of)
         assert alone.tobytes() == whole[row : row + 1].tobytes()
 
 
@@ -127,13 +145,20 @@ def test_gate_bias_and_addition_at_the_end_of_a_product(isa: str) -> None:
     np.testing.assert_allclose(rows.run(64), wanted, rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize(("form", "half", "minima", "group"), FORMS)
+@pytest.mark.parametrize(
+    ("form", "half", "minima", "group"), [*FORMS, ("f16", False, False, 0), ("bf16", False, False, 0)]
+)
 def test_packed_rows_can_be_read_back(form: str, half: bool, minima: bool, group: int) -> None:
-    weight = Coded.random(form, 37, 96, half=half, minima=minima, group=group)
+    if group:
+        weight = Coded.random(form, 37, 96, half=half, minima=minima, group=group)
+        wanted = weight.values
+    else:
+        bits, values = to_halves(normal(1, 37, 96), form)
+        wanted = values.astype(np.float64)
     for isa in ISAS:
         engine = load().Engine(1, isa)
         table, buffer, picked = (
-            weight.add(engine),
+            weight.add(engine) if group else add_halves(engine, bits, form),
             engine.buffer(96, False, False),
             engine.buffer(96, True, False),
         )
@@ -149,4 +174,4 @@ def test_packed_rows_can_be_read_back(form: str, half: bool, minima: bool, group
         engine.step(
             np.arange(37, dtype=np.int32), one * 0, one, one, np.array([0, 1], np.int32), one * 0, out
         )
-        np.testing.assert_allclose(out, weight.values, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(out, wanted, rtol=1e-6, atol=1e-6)

@@ -186,14 +186,7 @@ inline F8 load_stored(const std::uint8_t* p, Dtype dtype, int count) {
     case Dtype::bf16:
       break;
   }
-  float lanes[8];
-  for (int i = 0; i < 8; ++i) {
-    std::uint16_t h;
-    __builtin_memcpy(&h, p + 2 * i, 2);
-    const std::uint32_t bits = static_cast<std::uint32_t>(h) << 16;
-    __builtin_memcpy(&lanes[i], &bits, 4);
-  }
-  return load(lanes);
+  return load_bf16(p);
 }
 
 // Eight scales or minima of a group, beginning with number `first` of them.
@@ -202,6 +195,17 @@ inline F8 load_scales(const std::uint8_t* p, bool half, int first) {
   float lanes[8];
   __builtin_memcpy(lanes, p + 4 * first, sizeof lanes);
   return load(lanes);
+}
+
+inline float number_at(const std::uint8_t* p, Form form, std::ptrdiff_t index) {
+  p += index * number_bytes(form);
+  std::uint16_t half = 0;
+  if (form != Form::f32) __builtin_memcpy(&half, p, 2);
+  if (form == Form::f16) return half_to_float(half);
+  const std::uint32_t wide = static_cast<std::uint32_t>(half) << 16;
+  float x;
+  __builtin_memcpy(&x, form == Form::f32 ? static_cast<const void*>(p) : &wide, 4);
+  return x;
 }
 
 inline float scale_at(const std::uint8_t* p, bool half, int index) {
@@ -218,12 +222,8 @@ inline float scale_at(const std::uint8_t* p, bool half, int index) {
 inline void expand(const Weight& weight, int row, float scale, float* out) {
   const int lane = row % kPanel;
   const std::uint8_t* panel = weight.data + weight.panel_bytes() * static_cast<std::size_t>(row / kPanel);
-  if (weight.form == Form::f32) {
-    for (int i = 0; i < weight.columns; ++i) {
-      float x;
-      __builtin_memcpy(&x, panel + (static_cast<std::size_t>(i) * kPanel + static_cast<std::size_t>(lane)) * 4, 4);
-      out[i] = x * scale;
-    }
+  if (!coded(weight.form)) {
+    for (int i = 0; i < weight.columns; ++i) out[i] = number_at(panel, weight.form, i * kPanel + lane) * scale;
     return;
   }
   for (int g = 0; g < weight.groups(); ++g, panel += weight.group_bytes(), out += kGroup) {

@@ -8,7 +8,7 @@
 //     u4: 4 blocks of 64 bytes; block t holds inputs 4t..4t+3 in the low and 16+4t.. in the high nibbles
 //     i8: 8 blocks of 64 bytes; block t holds inputs 4t..4t+3
 //         within a block 16 outputs x 4 inputs
-//     f32: no groups; for each input 16 numbers
+//     f32, f16, bf16: no groups; for each input 16 numbers
 //
 // value = scale * code + minimum.
 #pragma once
@@ -28,8 +28,12 @@ constexpr int kBlockRows = 96;   // activation rows that a product takes at a ti
 constexpr int kTileRows = 12;    // what blocks of rows are multiples of: tiles of 2, 3, 4 or 6 rows fit
 constexpr int kFineSteps = 4095; // scales of activations are whole multiples, up to this, of their row's step
 
-enum class Form : int { u4 = 0, i8 = 1, f32 = 2 };
+enum class Form : int { u4 = 0, i8 = 1, f32 = 2, f16 = 3, bf16 = 4 };
 enum class Dtype : int { f32 = 0, f16 = 1, bf16 = 2 };
+constexpr bool coded(Form form) { return form == Form::u4 || form == Form::i8; }
+// Bytes of one number where the form has no codes.
+constexpr int number_bytes(Form form) { return form == Form::f32 ? 4 : 2; }
+
 enum class Epilogue : int { store = 0, add = 1, silu_gate = 2 };
 
 struct Weight {
@@ -48,7 +52,7 @@ struct Weight {
   }
   std::size_t group_bytes() const { return header_bytes() + (form == Form::u4 ? 256 : 512); }
   std::size_t panel_bytes() const {
-    if (form == Form::f32) return static_cast<std::size_t>(columns) * kPanel * sizeof(float);
+    if (!coded(form)) return static_cast<std::size_t>(columns) * kPanel * static_cast<std::size_t>(number_bytes(form));
     return group_bytes() * static_cast<std::size_t>(groups());
   }
   std::size_t bytes() const { return panel_bytes() * static_cast<std::size_t>(panels()); }
@@ -84,7 +88,7 @@ struct Lines {
 struct Product {
   Weight weight;
   Quantised quantised;  // for u4 and i8
-  Lines x;              // for f32
+  Lines x;              // for the others
   Lines out;
   int out_width;
   Epilogue epilogue;

@@ -12,6 +12,8 @@ namespace {
 // in this order
 #include "attention.h"
 // in this order
+#include "products_float.h"
+// in this order
 #include "products_avx2.h"
 // in this order
 #include "products.h"

@@ -9,6 +9,8 @@ namespace {
 // in this order
 #include "attention.h"
 // in this order
+#include "products_float.h"
+// in this order
 #include "products_portable.h"
 // in this order
 #include "products.h"

@@ -123,6 +123,17 @@ inline F8 load_half(const std::uint8_t* p) {
   return r;
 }
 
+inline F8 load_bf16(const std::uint8_t* p) {
+  F8 r;
+  for (int i = 0; i < 8; ++i) {
+    std::uint16_t h;
+    __builtin_memcpy(&h, p + 2 * i, 2);
+    const std::uint32_t bits = static_cast<std::uint32_t>(h) << 16;
+    __builtin_memcpy(&r.v[i], &bits, 4);
+  }
+  return r;
+}
+
 inline void store_half(std::uint8_t* p, F8 a) {
   for (int i = 0; i < 8; ++i) {
     const std::uint16_t h = float_to_half(a.v[i]);

@@ -60,15 +60,20 @@ void pack_codes(const Weight& weight, const std::uint8_t* codes, const float* sc
   }
 }
 
-void pack_floats(const Weight& weight, const float* values, int panel, int panel_end, std::uint8_t* out) {
+void pack_numbers(const Weight& weight, const std::uint8_t* values, int panel, int panel_end, std::uint8_t* out) {
+  const auto size = static_cast<std::size_t>(number_bytes(weight.form));
   const auto columns = static_cast<std::size_t>(weight.columns);
   for (; panel < panel_end; ++panel) {
     std::uint8_t* block = out + weight.panel_bytes() * static_cast<std::size_t>(panel);
     for (int i = 0; i < kPanel; ++i) {
       const int row = panel * kPanel + i;
       for (std::size_t k = 0; k < columns; ++k) {
-        const float x = row < weight.rows ? values[static_cast<std::size_t>(row) * columns + k] : 0.0f;
-        __builtin_memcpy(block + (k * kPanel + static_cast<std::size_t>(i)) * sizeof x, &x, sizeof x);
+        std::uint8_t* to = block + (k * kPanel + static_cast<std::size_t>(i)) * size;
+        if (row < weight.rows) {
+          __builtin_memcpy(to, values + (static_cast<std::size_t>(row) * columns + k) * size, size);
+        } else {
+          __builtin_memset(to, 0, size);
+        }
       }
     }
   }

@@ -11,8 +11,8 @@ namespace kv {
 void pack_codes(const Weight& weight, const std::uint8_t* codes, const float* scales, const float* minima,
                 int panel, int panel_end, std::uint8_t* out);
 
-// values [rows][columns]
-void pack_floats(const Weight& weight, const float* values, int panel, int panel_end, std::uint8_t* out);
+// values [rows][columns], numbers of the weight's form
+void pack_numbers(const Weight& weight, const std::uint8_t* values, int panel, int panel_end, std::uint8_t* out);
 
 // Whether every number survives a round trip through f16.
 bool fits_half(const float* values, std::size_t count);

@@ -20,7 +20,7 @@ int Program::buffer(int width, bool picked, bool quantised) {
 
 Error Program::weight(const Weight& weight, std::size_t bytes, int* index) {
   if (weight.rows < 1 || weight.columns < 1) return {"a weight without rows or columns"};
-  if (weight.form != Form::f32 && weight.columns % kGroup != 0) return {"columns are no whole number of groups"};
+  if (coded(weight.form) && weight.columns % kGroup != 0) return {"columns are no whole number of groups"};
   if (weight.fine && weight.half_scales) return {"scales per 16 inputs are always f32"};
   if (weight.bytes() > bytes) return {"the packed weight is longer than its memory"};
   weights_.push_back(weight);
@@ -68,7 +68,7 @@ const char* Program::check(const Operation& op) const {
     case Kind::product: {
       if (!known(op.weight, weights_.size())) return "no such weight";
       const Weight& weight = weights_[static_cast<std::size_t>(op.weight)];
-      if (!fits(op.x, op.picked, weight.form != Form::f32)) return "the input does not fit";
+      if (!fits(op.x, op.picked, coded(weight.form))) return "the input does not fit";
       if (op.x.width != weight.columns) return "the weight has other columns";
       const bool gate = op.epilogue == Epilogue::silu_gate;
       if (gate && weight.rows % kPanel != 0) return "gate and up are no whole number of panels";

@@ -247,7 +247,7 @@ void Runner::row(const Operation& op, int row) {
 
 void Runner::product(const Operation& op, int count, float* out) {
   const Weight& weight = program_.weights()[index(op.weight)];
-  const bool floats = weight.form == Form::f32;
+  const bool floats = !coded(weight.form);
   const Product product{weight,
                         floats ? Quantised{} : quantised(op.x),
                         floats ? lines(op.x) : Lines{},

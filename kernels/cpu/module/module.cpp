@@ -47,6 +47,8 @@ kv::Form form_named(const std::string& name) {
   if (name == "u4") return kv::Form::u4;
   if (name == "i8") return kv::Form::i8;
   if (name == "f32") return kv::Form::f32;
+  if (name == "f16") return kv::Form::f16;
+  if (name == "bf16") return kv::Form::bf16;
   throw std::invalid_argument("there is no weight form " + name);
 }
 
@@ -58,7 +60,7 @@ kv::Weight weight_of(const std::string& form, int rows, int columns, bool half, 
   if (group != kv::kGroup && group != kv::kFine) throw std::invalid_argument("groups are of 16 or of 32 inputs");
   const kv::Weight weight{form_named(form), half, minima, group == kv::kFine, rows, columns, data};
   if (weight.fine && half) throw std::invalid_argument("scales per 16 inputs are always f32");
-  if (weight.form != kv::Form::f32 && columns % kv::kGroup != 0) {
+  if (kv::coded(weight.form) && columns % kv::kGroup != 0) {
     throw std::invalid_argument("columns are no whole number of groups of 32");
   }
   return weight;
@@ -322,7 +324,7 @@ void pack_codes(const std::string& form, bool half, int group, Array<const std::
   const int rows = whole(codes.shape(0)), columns = whole(codes.shape(1));
   const bool with = !minima.is_none();
   const kv::Weight weight = weight_of(form, rows, columns, half, with, group);
-  if (weight.form == kv::Form::f32) throw std::invalid_argument("floats have no codes");
+  if (!kv::coded(weight.form)) throw std::invalid_argument("numbers have no codes");
   const auto right = [&](const Array<const float, 2>& table) {
     return table.shape(0) == codes.shape(0) && table.shape(1) == codes.shape(1) / static_cast<std::size_t>(group);
   };
@@ -335,11 +337,24 @@ void pack_codes(const std::string& form, bool half, int group, Array<const std::
   kv::pack_codes(weight, codes.data(), scales.data(), with ? least.data() : nullptr, 0, weight.panels(), out.data());
 }
 
+void pack(const kv::Weight& weight, const std::uint8_t* values, const Array<std::uint8_t, 1>& out) {
+  if (out.size() < weight.bytes()) throw std::invalid_argument("the memory does not fit the values");
+  std::uint8_t* const to = out.data();
+  const nb::gil_scoped_release release;
+  kv::pack_numbers(weight, values, 0, weight.panels(), to);
+}
+
 void pack_floats(Array<const float, 2> values, Array<std::uint8_t, 1> out) {
   const kv::Weight weight = weight_of("f32", whole(values.shape(0)), whole(values.shape(1)), false, false, kv::kGroup);
-  if (out.size() < weight.bytes()) throw std::invalid_argument("the memory does not fit the values");
-  const nb::gil_scoped_release release;
-  kv::pack_floats(weight, values.data(), 0, weight.panels(), out.data());
+  pack(weight, reinterpret_cast<const std::uint8_t*>(values.data()), out);
+}
+
+// `values` are f16 or bf16 bit for bit.
+void pack_halves(const std::string& form, Array<const std::uint16_t, 2> values, Array<std::uint8_t, 1> out) {
+  const kv::Weight weight =
+      weight_of(form, whole(values.shape(0)), whole(values.shape(1)), false, false, kv::kGroup);
+  if (kv::coded(weight.form) || kv::number_bytes(weight.form) != 2) throw std::invalid_argument(form + " is no half");
+  pack(weight, reinterpret_cast<const std::uint8_t*>(values.data()), out);
 }
 
 bool fits_half(Array<const float, 2> values) {
@@ -383,6 +398,7 @@ NB_MODULE(_kvmesh_cpu, m) {
   m.def("packed_bytes", &packed_bytes, "form"_a, "rows"_a, "columns"_a, "half"_a, "minima"_a, "group"_a);
   m.def("pack_codes", &pack_codes, "form"_a, "half"_a, "group"_a, "codes"_a, "scales"_a, "minima"_a.none(), "out"_a);
   m.def("pack_floats", &pack_floats, "values"_a, "out"_a);
+  m.def("pack_halves", &pack_halves, "form"_a, "values"_a, "out"_a);
   m.def("fits_half", &fits_half, "values"_a);
   m.def("best_isa", [] { return std::string(kv::choose_kernels("")->name); });
   m.def("has_isa", [](const std::string& isa) { return kv::choose_kernels(isa.c_str()) != nullptr; });
