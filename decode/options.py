@@ -22,8 +22,8 @@ class DecodeOptions:
 
     threads: int = 1
     cpus: str = ANY
-    executor: str = "reference"
-    kv_dtype: str = "f32"
+    executor: str = "cpu"
+    kv_dtype: str = "f16"
     page_tokens: int = 16
     max_seqs: int = 64
     step_tokens: int = 256

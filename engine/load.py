@@ -11,21 +11,26 @@ from engine.errors import EngineError
 from engine.executor import Executor
 from engine.scripted import ScriptedExecutor
 
+NO_TORCH = (
+    "the reference executor needs torch, which is not installed:"
+    " .venv/bin/python -m pip install -c constraints.txt torch"
+)
+
 
 def load(
     source: str,
     *,
     threads: int = 1,
     page_tokens: int = 16,
-    kv_dtype: str = "f32",
+    kv_dtype: str = "f16",
     logits: bool = True,
-    executor: str = "reference",
+    executor: str = "cpu",
     cpus: Sequence[int] = (),
 ) -> Executor:
     """Loads the model and checks everything that can be checked before a request comes.
 
-    `logits` False leaves the output matrix out: for workers that never ask for logits. `executor` is
-    "reference" (torch, float32: the truth) or "cpu" (the C++ core).
+    `logits` False leaves the output matrix out: for workers that never ask for logits. `executor` is "cpu"
+    (the C++ core) or "reference" (torch, float32: the truth, where torch is installed).
     `cpus` holds the cpu executor's threads to these processors, in turn. Raises EngineError (or
     `text.errors.GgufError` for a file that cannot be read), naming the tensor, key or operation.
     """
@@ -50,7 +55,12 @@ def load(
         return CpuExecutor(
             model, threads=threads, page_tokens=page_tokens, kv_dtype=kv_dtype, logits=logits, cpus=cpus
         )
-    from engine.reference import ReferenceExecutor
+    try:
+        from engine.reference import ReferenceExecutor
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise EngineError(NO_TORCH) from None
 
     return ReferenceExecutor(
         model, threads=threads, page_tokens=page_tokens, kv_dtype=kv_dtype, logits=logits

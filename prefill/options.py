@@ -19,8 +19,8 @@ class PrefillOptions:
 
     threads: int = 1
     cpus: str = ANY
-    executor: str = "reference"
-    kv_dtype: str = "f32"
+    executor: str = "cpu"
+    kv_dtype: str = "f16"
     page_tokens: int = 16
     max_runs: int = 256
     drain_s: float = 8.0

@@ -61,6 +61,26 @@ def test_starting_a_service_loads_no_torch(service: str) -> None:
     assert done.returncode == 0
 
 
+def test_a_worker_computes_without_torch() -> None:
+    """As on a machine that has none: importing it fails."""
+    code = """
+import sys
+sys.modules["torch"] = None
+import engine, prefill.server, decode.server
+from engine.generate import generate
+from engine.sampling import SamplingParams
+assert len(generate(engine.load("tiny:seed=1"), [65, 66], SamplingParams(temperature=0), 3)) == 3
+try:
+    engine.load("tiny:seed=1", executor="reference")
+except engine.EngineError as error:
+    assert "needs torch" in str(error)
+else:
+    raise SystemExit("no error")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=_env(), check=False)
+    assert done.returncode == 0
+
+
 def _env() -> dict[str, str]:
     import os
 

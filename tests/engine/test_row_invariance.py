@@ -1,6 +1,7 @@
-"""A row's result does not depend on its company: bit for bit, over chunking, neighbours, pages, position."""
+"""The reference: a row's result does not depend on its company: bit for bit, over chunking, neighbours, pages, position."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +15,17 @@ TOKENS = [int(token) for token in np.random.default_rng(1).integers(0, 256, 200)
 PAGES = list(range(3, 60))
 
 
+def load(source: str, *, kv_dtype: str = "f32", **options: Any) -> Executor:
+    return engine.load(source, executor="reference", kv_dtype=kv_dtype, **options)
+
+
 def same_bits(a: Logits, b: Logits) -> bool:
     return a.tobytes() == b.tobytes()
 
 
 @pytest.fixture(scope="module", params=["f32", "f16", "bf16"])
 def tiny(request: pytest.FixtureRequest) -> Executor:
-    return engine.load("tiny:seed=3", kv_dtype=request.param)
+    return load("tiny:seed=3", kv_dtype=request.param)
 
 
 @pytest.fixture
@@ -37,10 +42,10 @@ def test_chunking(tiny: Executor, whole: Logits, chunks: list[int]) -> None:
 
 @pytest.mark.parametrize("page_tokens", [8, 16, 32, 64])
 def test_page_size(page_tokens: int) -> None:
-    reference = engine.load("tiny:seed=3")
+    reference = load("tiny:seed=3")
     bind(reference, 64)
     wanted = run(reference, TOKENS, PAGES, [len(TOKENS)])
-    other = engine.load("tiny:seed=3", page_tokens=page_tokens)
+    other = load("tiny:seed=3", page_tokens=page_tokens)
     bind(other, 64)
     assert other.info.numerics_id == reference.info.numerics_id
     assert same_bits(run(other, TOKENS, PAGES, [100, 1, 99]), wanted)
@@ -81,17 +86,17 @@ def test_keys_and_values_survive_in_pages_alone(tiny: Executor, whole: Logits) -
     """A second executor takes the pages of the first one over: nothing else is kept between steps."""
     arena = bind(tiny, 64)
     run(tiny, TOKENS[:150], PAGES, [150])
-    heir = engine.load("tiny:seed=3", kv_dtype=tiny.info.kv_dtype)
+    heir = load("tiny:seed=3", kv_dtype=tiny.info.kv_dtype)
     heir.bind(arena, 64, heir.info.layout.page_bytes)
     last = rows(heir.step([Slice(TOKENS[150:], 150, PAGES, 50)])[0])
     assert same_bits(last, whole[150:])
 
 
 def test_threads_and_leaving_logits_out_change_no_page() -> None:
-    one = engine.load("tiny:seed=3,layers=1")
+    one = load("tiny:seed=3,layers=1")
     bind_one = bind(one, 16)
     run(one, TOKENS[:100], range(16), [100])
-    without = engine.load("tiny:seed=3,layers=1", threads=2, logits=False)
+    without = load("tiny:seed=3,layers=1", threads=2, logits=False)
     bind_without = bind(without, 16)
     assert without.step([Slice(TOKENS[:100], 0, range(16), 0)]) == [None]
     assert bind_one == bind_without
@@ -101,7 +106,7 @@ def test_threads_and_leaving_logits_out_change_no_page() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_steps_in_another_thread(threads: int) -> None:
-    executor = engine.load("tiny:seed=3", threads=threads)
+    executor = load("tiny:seed=3", threads=threads)
     bind(executor, 64)
     wanted = run(executor, TOKENS, PAGES, [len(TOKENS)])
     with ThreadPoolExecutor(1) as pool:
