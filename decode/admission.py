@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from decode.frames import Ending, Ready, Refusal, Refused, Reserved
+from decode.frames import Ending, Ready, Refusal, Refused, Reserved, SourcesFailed
 from decode.grammars import WorkerGrammars
 from decode.handover import Handover
 from decode.loop import DecodeLoop
@@ -28,7 +28,6 @@ from mesh.errors import (
     Overloaded,
     StaleHandle,
     Unavailable,
-    Unimplemented,
 )
 from mesh.kv.client import KvClient
 from mesh.kv.page import Drawn, Page
@@ -79,11 +78,13 @@ class Admission:
         if request is None or request.phase is not Phase.HANDING_OVER or attempt < request.attempt:
             return
         request.attempt = attempt
+        handover = request.handover
+        assert isinstance(handover, Handover)
         if pull_address:
-            self._loop.end(request, Ending.FAILED, Unimplemented("pages of another node are not pulled yet"))
-        elif itself:
-            handover = request.handover
-            assert isinstance(handover, Handover)
+            handover.pull(pull_address)
+            return
+        handover.stop_pulling()
+        if itself:
             handover.draw()
 
     def cancel(self, session: RouterSession, handoff_id: str, choice: int | None) -> None:
@@ -129,6 +130,12 @@ class Admission:
             self._loop.post(lambda: self._loop.end(request, Ending.PREEMPTED))
         else:
             self._loop.post(lambda: self._loop.end(request, Ending.FAILED, error))
+
+    def source_failed(self, request: Request, attempt: int, error: MeshError) -> None:
+        """The router knows other sources; what has arrived stays."""
+        log.info("the blocks of %s do not come: %s", request.handoff_id, error)
+        if request.phase is Phase.HANDING_OVER and attempt == request.attempt:
+            request.session.send(SourcesFailed(request.handoff_id, attempt, error))
 
     def lost(self, handoff_id: str) -> None:
         """The store could not keep its leases: no page of the request may be used for an answer."""

@@ -79,6 +79,15 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class SourcesFailed:
+    """The sources of an attempt will not deliver."""
+
+    handoff_id: str
+    attempt: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     rows: tuple[Row, ...]
 
@@ -98,7 +107,7 @@ class Beat:
     waiting: int
 
 
-Frame = Reserved | Refused | Ready | Step | Done | Beat
+Frame = Reserved | Refused | Ready | SourcesFailed | Step | Done | Beat
 
 
 class FrameSink(Protocol):

@@ -1,4 +1,4 @@
-"""How a request gets the pages of its prompt: reserve, then follow or draw.
+"""How a request gets the pages of its prompt: reserve, then follow, pull or draw.
 
 Runs beside the step loop, one of these per request. What it learns it tells the
 `Desk`, which knows when page tables may be touched. An rpc that may have taken
@@ -30,6 +30,7 @@ class Desk(Protocol):
     def arrived(self, request: Request, blocks: Sequence[tuple[int, Page]]) -> None: ...
     def drawn(self, request: Request, drawn: Drawn) -> None: ...
     def failed(self, request: Request, error: MeshError) -> None: ...
+    def source_failed(self, request: Request, attempt: int, error: MeshError) -> None: ...
 
 
 class Handover:
@@ -42,6 +43,7 @@ class Handover:
         self._page_tokens = page_tokens
         self._follower: asyncio.Task[None] | None = None
         self._taking: asyncio.Task[None] | None = None
+        self._pulling: asyncio.Task[None] | None = None
 
     async def reserve(self) -> None:
         """Asks the store for everything at once. Raises MeshError when it does not fit.
@@ -66,6 +68,16 @@ class Handover:
         """Watches for blocks that others commit."""
         self._follower = asyncio.create_task(self._follow())
 
+    def pull(self, address: str) -> None:
+        """Has the store bring the missing blocks from another node's; `follow` hears of them."""
+        self.stop_pulling()
+        self._pulling = asyncio.create_task(self._pull(address, self._request.attempt))
+
+    def stop_pulling(self) -> None:
+        """Another source is used from now on."""
+        if self._pulling is not None:
+            self._pulling.cancel()
+
     def draw(self) -> None:
         """Takes the missing pages for writing: this worker computes the prompt itself."""
         if self._taking is None or self._taking.done():
@@ -73,9 +85,10 @@ class Handover:
 
     async def stop(self) -> None:
         """Ends watching and drawing. Afterwards nothing more is taken for the request."""
-        if self._follower is not None:
-            self._follower.cancel()
-            await asyncio.wait({self._follower})
+        for task in (self._follower, self._pulling):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
         if self._taking is not None:
             await asyncio.wait({self._taking})
 
@@ -90,6 +103,15 @@ class Handover:
                 self._desk.arrived(request, blocks)
         except MeshError as error:
             self._desk.failed(request, error)
+
+    async def _pull(self, address: str, attempt: int) -> None:
+        request, opening = self._request, self._request.opening
+        try:
+            await self._kv.fetch(
+                request.handoff_id, attempt, opening.capability, opening.root_id, address
+            )
+        except MeshError as error:
+            self._desk.source_failed(request, attempt, error)
 
     async def _draw(self) -> None:
         request = self._request

@@ -16,6 +16,7 @@ from decode.frames import (
     Refused,
     Reserved,
     Row,
+    SourcesFailed,
     Step,
 )
 from decode.opening import Opening
@@ -112,6 +113,11 @@ def response(frame: Frame) -> decode_pb2.SessionResponse:
             return decode_pb2.SessionResponse(reserved=decode_pb2.Reserved(handoff_id=handoff_id, have=have))
         case Ready(handoff_id):
             return decode_pb2.SessionResponse(ready=decode_pb2.Ready(handoff_id=handoff_id))
+        case SourcesFailed(handoff_id, attempt, error):
+            failed = decode_pb2.SourcesFailed(
+                handoff_id=handoff_id, attempt=attempt, message=error.message, error=detail(error)
+            )
+            return decode_pb2.SessionResponse(sources_failed=failed)
         case Refused():
             return decode_pb2.SessionResponse(refused=_refused(frame))
         case Done():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from weakref import WeakValueDictionary
 
 import xxhash
 
@@ -30,6 +31,9 @@ class Arena:
         self.key = files.key
         self.pool = PagePool(files.pages)
         self._debug_fill = debug_fill
+        self.pulled_blocks = 0
+        self.sent_blocks = 0
+        self._watching: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
 
     @property
     def size_bytes(self) -> int:
@@ -53,7 +57,17 @@ class Arena:
             nan = b"\xff" * self.files.page_bytes
             for index in changes.freed:
                 self.files.page(index)[:] = nan
+        for handoff_id in self.pool.take_stirred():
+            if (watched := self._watching.pop(handoff_id, None)) is not None:
+                watched.set()
         return changes, self.pool.take_frames()
+
+    def stirring(self, handoff_id: str) -> asyncio.Event:
+        """Set with the next change of a reservation: ask first, then look, then wait."""
+        event = self._watching.get(handoff_id)
+        if event is None:
+            event = self._watching[handoff_id] = asyncio.Event()
+        return event
 
     async def checksums(self, pages: Collection[Page]) -> dict[Page, int]:
         """xxh3-64 of each page's bytes."""

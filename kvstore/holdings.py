@@ -30,12 +30,19 @@ class Holdings:
         # Epochs of an earlier store that have not been heard of yet.
         self.awaited: set[int] = set()
         self.frames: dict[tuple[int, str], list[tuple[int, Page]]] = {}
+        # Reservations that began, ended, or changed their attempt or what is committed of them.
+        self.stirred: set[str] = set()
 
     def take_frames(self) -> list[CommittedFrame]:
         """What owners must be told since the last call."""
         frames = [CommittedFrame(e, h, blocks) for (e, h), blocks in self.frames.items()]
         self.frames = {}
         return frames
+
+    def take_stirred(self) -> set[str]:
+        """Reservations that changed since the last call."""
+        stirred, self.stirred = self.stirred, set()
+        return stirred
 
     def take_changes(self) -> Changes:
         """What happened to pages since the last call."""
@@ -72,6 +79,7 @@ class Holdings:
             handoff = self.handoffs[handoff_id]
             slot = handoff.slots[i]
             slot.committed = record.index
+            self.stirred.add(handoff_id)
             if slot.aside is not None and slot.drawer == 0:
                 self.table.free(self.table.records[slot.aside])
             slot.aside, slot.drawer = None, 0
@@ -129,6 +137,7 @@ class Holdings:
     def end_handoff(self, handoff: Handoff) -> None:
         """Forgets a reservation; what a drawer still writes stays with the drawer."""
         del self.handoffs[handoff.handoff_id]
+        self.stirred.add(handoff.handoff_id)
         for slot in handoff.slots:
             waiting = self.wanted.get(slot.block_id)
             if waiting is not None:

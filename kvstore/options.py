@@ -14,13 +14,15 @@ class StoreOptions:
     """`kv_bytes` is the budget of all arenas, shared by the `models` known at the start.
 
     `page_pool` sets the number of pages of every arena instead. `debug_fill` fills
-    freed pages with 0xFF, which is NaN in every float format.
+    freed pages with 0xFF, which is NaN in every float format. `compress` asks other
+    nodes to deflate the pages that they send.
     """
 
     kv_bytes: int
     models: int = 1
     page_pool: int | None = None
     debug_fill: bool = False
+    compress: bool = False
 
 
 def store_options(options: Mapping[str, Any]) -> StoreOptions:
@@ -29,14 +31,24 @@ def store_options(options: Mapping[str, Any]) -> StoreOptions:
     kv_bytes = _positive(rest.pop("kv_bytes", None), "kv_bytes")
     models = _positive(rest.pop("models", None) or 1, "models")
     page_pool = rest.pop("page_pool", None)
-    debug_fill = rest.pop("debug_fill", False)
-    if not isinstance(debug_fill, bool):
-        raise ConfigError("options.debug_fill: expected true or false")
+    debug_fill = _switch(rest, "debug_fill")
+    compress = _switch(rest, "compress")
     if rest:
         raise ConfigError(f"options: unknown to the KV store: {', '.join(sorted(rest))}")
     return StoreOptions(
-        kv_bytes, models, None if page_pool is None else _positive(page_pool, "page_pool"), debug_fill
+        kv_bytes,
+        models,
+        None if page_pool is None else _positive(page_pool, "page_pool"),
+        debug_fill,
+        compress,
     )
+
+
+def _switch(options: dict[str, Any], name: str) -> bool:
+    value = options.pop(name, False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"options.{name}: expected true or false")
+    return value
 
 
 def _positive(value: Any, name: str) -> int:

@@ -34,19 +34,27 @@ class PagePool(Holdings):
         self.missed_blocks = 0
 
     def reserve(
-        self, epoch: int, handoff_id: str, org: str, block_ids: Sequence[bytes], extra_pages: int
+        self,
+        epoch: int,
+        handoff_id: str,
+        org: str,
+        block_ids: Sequence[bytes],
+        extra_pages: int,
+        attempt: int = 0,
     ) -> Reservation:
         """All or nothing: leases the cached prefix, sets the missing pages aside, grants extras.
 
         Blocks that are committed beyond the first gap follow in a frame. A repeated
-        reserve of the same owner replaces its earlier one.
+        reserve of the same owner replaces its earlier one, and a higher attempt that
+        of another owner, which may hang: what that one draws and leases stays its own.
         """
         self.table.tick()
         owner = self.owner(epoch)
         if len(set(block_ids)) != len(block_ids):
             raise InvalidRequest("a block id occurs twice in one chain", param="block_ids")
         known = self.handoffs.get(handoff_id)
-        if known is not None and (known.owner != epoch or known.org != org):
+        overtakes = known is not None and attempt > (known.attempt or 0)
+        if known is not None and (known.org != org or (known.owner != epoch and not overtakes)):
             raise Conflict(f"handoff {handoff_id} is reserved already")
         self.end_lease(owner, handoff_id)
         have = self.table.prefix(block_ids)
@@ -60,6 +68,8 @@ class PagePool(Holdings):
         except OutOfPages:
             self.end_lease(owner, handoff_id)
             raise
+        if known is not None and known.owner != epoch:
+            self.end_handoff(known)
         for i, record in zip([*range(len(have)), *beyond], readable, strict=True):
             slots[i].committed = record.index
         for i, record in zip(missing, fresh, strict=False):
@@ -67,7 +77,8 @@ class PagePool(Holdings):
             self.wanted.setdefault(slots[i].block_id, {})[handoff_id] = i
         extra = fresh[len(missing) :]
         owner.granted.update(r.index for r in extra)
-        self.handoffs[handoff_id] = Handoff(handoff_id, epoch, org, slots)
+        self.handoffs[handoff_id] = Handoff(handoff_id, epoch, org, slots, attempt or None)
+        self.stirred.add(handoff_id)
         if beyond:
             self.tell(epoch, handoff_id, [(i, readable[len(have) + k].handle) for k, i in enumerate(beyond)])
         self.hit_blocks += len(readable)
@@ -97,7 +108,9 @@ class PagePool(Holdings):
             assert slot.aside is not None
             self.fence(handoff_id, slot)
             slot.aside, slot.drawer = record.index, 0
-        handoff.attempt = attempt
+        if attempt != handoff.attempt:
+            handoff.attempt = attempt
+            self.stirred.add(handoff_id)
 
         committed: list[tuple[int, Page]] = []
         writable: list[tuple[int, Page]] = []

@@ -12,6 +12,7 @@ from kvstore.metrics import StoreMetrics
 from kvstore.options import store_options
 from kvstore.service import ALLOWED, SERVICE_NAME, PagesService
 from kvstore.store import Store
+from kvstore.transfers import Transfers
 from mesh.config import ConfigError
 from mesh.nats_permissions import KV_EVENTS
 from mesh.service import ServiceRuntime, main
@@ -31,7 +32,10 @@ async def serve(runtime: ServiceRuntime) -> None:
     await store.start()
     runtime.registry.register(StoreMetrics(store))
     rpc = runtime.serve(ALLOWED)
-    service = PagesService(store, runtime.verifier, node=config.node)
+    transfers = Transfers(
+        store, lambda address: runtime.channel(address, "kvstore"), compress=options.compress
+    )
+    service = PagesService(store, transfers, runtime.verifier, node=config.node)
     pages_pb2_grpc.add_PagesServicer_to_server(service, rpc.server)
     await rpc.start([SERVICE_NAME])
     await runtime.announce()

@@ -9,17 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from kvmesh.v1 import common_pb2, pages_pb2, pages_pb2_grpc
 
 from kvstore.capability import check_capability
+from kvstore.exports import Wanted
 from kvstore.files import ArenaKey
+from kvstore.imports import Fetching
 from kvstore.invariants import violations
 from kvstore.owners import CommittedFrame
+from kvstore.peers import messages
 from kvstore.store import Frame, Session, Store
 from kvstore.table import PageState
-from mesh.errors import InvalidRequest, PermissionDenied, Unimplemented
+from kvstore.transfers import Transfers
+from mesh.errors import InvalidRequest, PermissionDenied
 from mesh.identity import TokenVerifier
 from mesh.kv.layout import layout_from_proto
 from mesh.kv.page import BLOCK_ID_BYTES, CommitItem, Held, Page
@@ -43,8 +48,9 @@ Context = Any
 class PagesService(pages_pb2_grpc.PagesServicer):
     """One per process."""
 
-    def __init__(self, store: Store, verifier: TokenVerifier, *, node: str) -> None:
+    def __init__(self, store: Store, transfers: Transfers, verifier: TokenVerifier, *, node: str) -> None:
         self._store = store
+        self._transfers = transfers
         self._verifier = verifier
         self._node = node
 
@@ -75,7 +81,9 @@ class PagesService(pages_pb2_grpc.PagesServicer):
             model=session.arena.key.model,
             block_ids=block_ids,
         )
-        reserved = await self._store.reserve(session, request.handoff_id, org, block_ids, request.extra_pages)
+        reserved = await self._store.reserve(
+            session, request.handoff_id, org, block_ids, request.extra_pages, request.attempt
+        )
         return pages_pb2.ReserveResponse(
             have=_handles(reserved.have), missing=reserved.missing, extra=_handles(reserved.extra)
         )
@@ -130,8 +138,34 @@ class PagesService(pages_pb2_grpc.PagesServicer):
     async def Pull(
         self, request: pages_pb2.PullRequest, context: Context
     ) -> AsyncIterator[pages_pb2.PullResponse]:
-        raise Unimplemented("pages are not sent to other nodes yet")
-        yield pages_pb2.PullResponse()  # type: ignore[unreachable]  # makes this a stream
+        layout = layout_from_proto(request.layout)
+        key = ArenaKey(request.model, request.content_fingerprint, layout.digest())
+        wanted = Wanted(
+            _named(request.handoff_id, "handoff_id"),
+            check_capability(
+                self._verifier, request.capability, handoff_id=request.handoff_id, model=request.model
+            ),
+            _block_ids(request.block_ids),
+            request.wait,
+        )
+        async with aclosing(self._transfers.export(key, str(layout), wanted)) as pages:  # type: ignore[type-var]
+            async for page in pages:
+                for message in messages(page, compress=request.compress):
+                    yield message
+
+    async def Fetch(self, request: pages_pb2.FetchRequest, context: Context) -> pages_pb2.FetchResponse:
+        session = self._session(request, context)
+        org = check_capability(
+            self._verifier,
+            request.capability,
+            handoff_id=_named(request.handoff_id, "handoff_id"),
+            model=session.arena.key.model,
+        )
+        order = Fetching(request.handoff_id, org, request.attempt, _block_id(request.root_id))
+        pulled = await self._transfers.fetch(session, order, request.address, request.capability)
+        return pages_pb2.FetchResponse(
+            pulled_blocks=pulled, pulled_bytes=pulled * session.arena.files.page_bytes
+        )
 
     async def Stats(self, request: pages_pb2.StatsRequest, context: Context) -> pages_pb2.StatsResponse:
         response = pages_pb2.StatsResponse(node=self._node)
@@ -151,6 +185,8 @@ class PagesService(pages_pb2_grpc.PagesServicer):
                 hit_blocks=arena.pool.hit_blocks,
                 missed_blocks=arena.pool.missed_blocks,
                 evicted_blocks=arena.pool.table.evicted,
+                pulled_blocks=arena.pulled_blocks,
+                sent_blocks=arena.sent_blocks,
             )
             response.violations.extend(f"{key.model}: {v}" for v in violations(arena.pool))
         return response
@@ -170,7 +206,7 @@ class PagesService(pages_pb2_grpc.PagesServicer):
         ]
         if any(len(h.pages) != len(h.block_ids) for h in held):
             raise InvalidRequest("a held lease has not one block id per page", param="leases")
-        return await self._store.reattach(name, attach.epoch, key, held, _pages(attach.granted))
+        return await self._store.reattach(name, attach.epoch, key, layout, held, _pages(attach.granted))
 
     def _attached(self, session: Session) -> pages_pb2.Attached:
         files = session.arena.files

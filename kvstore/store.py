@@ -52,6 +52,7 @@ class Session:
     number: int
     worker: str
     arena: Arena
+    layout: Layout
     rejected_leases: list[str] = field(default_factory=list)
     rejected_granted: list[Page] = field(default_factory=list)
     frames: asyncio.Queue[Frame | None] = field(default_factory=asyncio.Queue)
@@ -88,7 +89,7 @@ class Store:
             arena.adopt(mine)
             self.arenas[files.key] = arena
             self._epochs.update(dict.fromkeys(mine, arena))
-            self._settle(arena)
+            self.settle(arena)
             log.info(
                 "arena of %s taken up: %d blocks, %d workers may still live",
                 files.key.model,
@@ -124,13 +125,14 @@ class Store:
         epoch = self.locks.create(OwnerNote(worker, key.name()))
         recovery.open_owner(arena.pool, epoch, worker)
         self._epochs[epoch] = arena
-        return self._open(epoch, worker, arena)
+        return self._open(epoch, worker, arena, layout)
 
     async def reattach(
         self,
         worker: str,
         epoch: int,
         key: ArenaKey,
+        layout: Layout,
         leases: Sequence[Held],
         granted: Sequence[Page],
     ) -> Session:
@@ -149,14 +151,14 @@ class Store:
         earlier = self._sessions.pop(epoch, None)
         if earlier is not None:
             earlier.frames.put_nowait(None)
-        self._settle(arena)
+        self.settle(arena)
         answer = recovery.reattach(arena.pool, epoch, leases, granted)
-        session = self._open(epoch, worker, arena)
+        session = self._open(epoch, worker, arena, layout)
         session.rejected_leases = answer.rejected_leases
         session.rejected_granted = answer.rejected_granted
         for lease_id in answer.unreserved:
             session.frames.put_nowait(LostFrame(lease_id))
-        self._settle(arena)
+        self.settle(arena)
         return session
 
     def leave(self, session: Session, *, clean: bool) -> None:
@@ -168,7 +170,7 @@ class Store:
             self._bury(session.epoch)
         else:
             recovery.orphan(session.arena.pool, session.epoch)
-            self._settle(session.arena)
+            self.settle(session.arena)
             self.locks.watch(session.epoch)
 
     def session(self, epoch: int, number: int, worker: str) -> Session:
@@ -183,7 +185,13 @@ class Store:
     # -- operations ---------------------------------------------------------
 
     async def reserve(
-        self, session: Session, handoff_id: str, org: str, block_ids: Sequence[bytes], extra_pages: int
+        self,
+        session: Session,
+        handoff_id: str,
+        org: str,
+        block_ids: Sequence[bytes],
+        extra_pages: int,
+        attempt: int = 0,
     ) -> Reservation:
         """See `PagePool.reserve`."""
         arena = session.arena
@@ -191,16 +199,16 @@ class Store:
             await arena.verify(block_ids)
             self.session(session.epoch, session.number, session.worker)
         try:
-            return arena.pool.reserve(session.epoch, handoff_id, org, block_ids, extra_pages)
+            return arena.pool.reserve(session.epoch, handoff_id, org, block_ids, extra_pages, attempt)
         finally:
-            self._settle(arena)
+            self.settle(arena)
 
     def draw(self, session: Session, handoff_id: str, org: str, attempt: int) -> Drawn:
         """See `PagePool.draw`."""
         try:
             return session.arena.pool.draw(session.epoch, handoff_id, org, attempt)
         finally:
-            self._settle(session.arena)
+            self.settle(session.arena)
 
     async def commit(
         self, session: Session, lease_id: str, items: Sequence[CommitItem], attempt: int
@@ -220,20 +228,20 @@ class Store:
             self.session(session.epoch, session.number, session.worker)
         blocks = [Sealed(i.page, i.block_id, i.parent_id, known.get(i.page, 0)) for i in items]
         winners = pool.commit(session.epoch, lease_id, blocks, attempt)
-        self._settle(arena)
+        self.settle(arena)
         return winners
 
     def release(self, session: Session, lease_ids: Sequence[str], granted: Sequence[Page]) -> None:
         """See `PagePool.release`."""
         session.arena.pool.release(session.epoch, lease_ids, granted)
-        self._settle(session.arena)
+        self.settle(session.arena)
 
     def grant(self, session: Session, pages: int, *, partial: bool) -> list[Page]:
         """See `PagePool.grant`."""
         try:
             return session.arena.pool.grant(session.epoch, pages, partial=partial)
         finally:
-            self._settle(session.arena)
+            self.settle(session.arena)
 
     def arenas_of(self, model: str, fingerprint: bytes) -> list[Arena]:
         """Every arena with pages of that content; an empty fingerprint matches all of the model."""
@@ -261,8 +269,8 @@ class Store:
         if self._stopping:
             raise Unavailable("the KV store is stopping")
 
-    def _open(self, epoch: int, worker: str, arena: Arena) -> Session:
-        session = Session(epoch, secrets.randbits(62) + 1, worker, arena)
+    def _open(self, epoch: int, worker: str, arena: Arena, layout: Layout) -> Session:
+        session = Session(epoch, secrets.randbits(62) + 1, worker, arena, layout)
         self._sessions[epoch] = session
         return session
 
@@ -306,7 +314,8 @@ class Store:
                 arena.files.remove()
                 arena.files.close()
 
-    def _settle(self, arena: Arena) -> None:
+    def settle(self, arena: Arena) -> None:
+        """Makes what an operation changed known: headers, news, frames."""
         changes, frames = arena.settle()
         self.events.record(arena.key.model, arena.key.fingerprint, changes.stored, changes.removed)
         for frame in frames:
@@ -324,5 +333,5 @@ class Store:
         arena = self._epochs.pop(epoch, None)
         if arena is not None:
             recovery.bury(arena.pool, epoch)
-            self._settle(arena)
+            self.settle(arena)
         self.locks.forget(epoch)

@@ -163,6 +163,8 @@ class PrefillLoop:
 
     async def _turn(self, run: Run) -> None:
         queue_s = self._start(run)
+        if queue_s is not None and run.order.reserves:
+            await self._reserve(run)
         await self._look(run)
         chunk = run.next_chunk(self._pace.blocks)
         if chunk is not None and not run.left:
@@ -176,6 +178,12 @@ class PrefillLoop:
         run.started = True
         self._changed()
         return asyncio.get_running_loop().time() - run.queued_at_s
+
+    async def _reserve(self, run: Run) -> None:
+        order = run.order
+        await self._kv.reserve(
+            order.handoff_id, order.capability, order.block_ids, order.root_id, 0, attempt=order.attempt
+        )
 
     async def _look(self, run: Run) -> None:
         order = run.order

@@ -15,7 +15,10 @@ from mesh.kv.page import CommitItem, Drawn, Page
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a router asks for. `tokens` are those of the whole blocks; `have` blocks decode holds already."""
+    """What a router asks for. `tokens` are those of the whole blocks; `have` blocks decode holds already.
+
+    `reserves`: decode is on another node, so the run reserves its pages here itself.
+    """
 
     request_id: str
     handoff_id: str
@@ -26,6 +29,7 @@ class Order:
     root_id: bytes
     have: int
     arrival_unix_ns: int
+    reserves: bool = False
 
 
 @dataclass(frozen=True, slots=True)

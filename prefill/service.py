@@ -100,4 +100,5 @@ def _order(request: prefill_pb2.RunRequest) -> Order:
         root_id=request.root_id,
         have=getattr(request, "from"),
         arrival_unix_ns=request.arrival_unix_ns,
+        reserves=request.reserves,
     )

@@ -130,6 +130,16 @@ class Fleet:
             self._channels[worker] = known
         return known[1]
 
+    def store_address(self, node: str) -> str:
+        """Where another node's store gets that node's pages from; raises Unavailable."""
+        store = self._store(node)
+        if store is None:
+            raise Unavailable(f"the KV store of node {node} is not known")
+        return store.address
+
+    def _store(self, node: str) -> MemberNews | None:
+        return next((m for m in self._members.values() if m.role == "kvstore" and m.node == node), None)
+
     def prefill_failed(self, name: str, failure: RunFailure) -> None:
         """A run there broke. A worker that is at fault rests for a moment; the mesh is told of a hang."""
         log.warning("prefill run failed", extra={"worker": name, "reason": failure.reason})
@@ -236,7 +246,7 @@ class Fleet:
 
     async def _list_node(self, node: str) -> None:
         """Asks a node's store for everything it has of the models that its workers serve."""
-        store = next((m for m in self._members.values() if m.role == "kvstore" and m.node == node), None)
+        store = self._store(node)
         chains = {(w.model, w.fingerprint) for w in self.placement.workers("decode") if w.node == node}
         if store is None or not chains:
             self.prefixes.listing_failed(node)

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 MISSING_BLOCK_COST = 0.125
+# In sequences of prefill: what it costs that pages travel between nodes.
+OTHER_NODE_COST = 1.0
 
 
 class Gate(Enum):
@@ -126,17 +128,19 @@ class Placement:
         )
 
     def choose_prefill(self, decode: Worker, exclude: Iterable[str] = ()) -> Worker | None:
-        """The least loaded prefill worker whose pages the decode worker can lease, or None."""
+        """The least loaded prefill worker whose pages the decode worker can use, or None.
+
+        One of another node counts as a little busier: its pages have to travel.
+        """
         tried = set(exclude)
         candidates = [
             w
             for w in self.workers("prefill", decode.model)
-            if w.usable
-            and w.node == decode.node
-            and w.fingerprint == decode.fingerprint
-            and w.name not in tried
+            if w.usable and w.fingerprint == decode.fingerprint and w.name not in tried
         ]
-        return self._cheapest(candidates, lambda worker: worker.load)
+        return self._cheapest(
+            candidates, lambda worker: worker.load + OTHER_NODE_COST * (worker.node != decode.node)
+        )
 
     def taken(self, worker: Worker, sequences: int) -> None:
         """A request goes to the worker."""

@@ -46,7 +46,9 @@ class Liveness:
 class Listener(Protocol):
     """A request's end of its handoff. Called on the event loop; must not block."""
 
-    def on_frame(self, frame: wire.Reserved | wire.Refused | wire.Ready | wire.Done) -> None: ...
+    def on_frame(
+        self, frame: wire.Reserved | wire.Refused | wire.Ready | wire.SourcesFailed | wire.Done
+    ) -> None: ...
     def on_rows(self, rows: Sequence[Row]) -> None: ...
     def on_lost(self, reason: str) -> None: ...
 
@@ -100,8 +102,8 @@ class DecodeSession:
         self._outgoing.put_nowait(wire.open_frame(opening))
         self._watch()
 
-    def sources(self, handoff_id: str, attempt: int, prefill_worker: str | None) -> None:
-        self._send(handoff_id, wire.sources_frame(handoff_id, attempt, prefill_worker), "sources")
+    def sources(self, handoff_id: str, attempt: int, sources: wire.Sources) -> None:
+        self._send(handoff_id, wire.sources_frame(handoff_id, attempt, sources), "sources")
 
     def cancel(self, handoff_id: str, choice: int | None = None) -> None:
         self._send(handoff_id, wire.cancel_frame(handoff_id, choice), "cancel")

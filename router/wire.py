@@ -82,6 +82,15 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class SourcesFailed:
+    """The sources of an attempt will not deliver."""
+
+    handoff_id: str
+    attempt: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """Rows by handoff."""
 
@@ -105,7 +114,7 @@ class Beat:
     waiting: int
 
 
-Frame = Reserved | Refused | Ready | Step | Done | Beat
+Frame = Reserved | Refused | Ready | SourcesFailed | Step | Done | Beat
 
 
 def prompt(tokens: Sequence[int]) -> common_pb2.Prompt:
@@ -157,14 +166,24 @@ def open_frame(opening: Opening) -> decode_pb2.SessionRequest:
     )
 
 
-def sources_frame(handoff_id: str, attempt: int, prefill_worker: str | None) -> decode_pb2.SessionRequest:
-    """Where missing blocks come from; None is the decode worker itself."""
-    sources = decode_pb2.Sources(handoff_id=handoff_id, attempt=attempt)
-    if prefill_worker is None:
-        sources.self = True
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where missing blocks come from: a prefill worker of the decode worker's node, or the
+    store of another node. Neither: the decode worker itself."""
+
+    prefill_worker: str = ""
+    pull_address: str = ""
+
+
+def sources_frame(handoff_id: str, attempt: int, sources: Sources) -> decode_pb2.SessionRequest:
+    message = decode_pb2.Sources(handoff_id=handoff_id, attempt=attempt)
+    if sources.pull_address:
+        message.pull_address = sources.pull_address
+    elif sources.prefill_worker:
+        message.prefill_worker = sources.prefill_worker
     else:
-        sources.prefill_worker = prefill_worker
-    return decode_pb2.SessionRequest(sources=sources)
+        message.self = True
+    return decode_pb2.SessionRequest(sources=message)
 
 
 def cancel_frame(handoff_id: str, choice: int | None = None) -> decode_pb2.SessionRequest:
@@ -175,8 +194,10 @@ def credit_frame(handoff_id: str, tokens: int) -> decode_pb2.SessionRequest:
     return decode_pb2.SessionRequest(credit=decode_pb2.Credit(handoff_id=handoff_id, tokens=tokens))
 
 
-def run_request(opening: Opening, attempt: int, have: int, page_tokens: int) -> prefill_pb2.RunRequest:
-    """The whole blocks of the prompt, for a prefill worker."""
+def run_request(
+    opening: Opening, attempt: int, have: int, page_tokens: int, *, reserves: bool = False
+) -> prefill_pb2.RunRequest:
+    """The whole blocks of the prompt, for a prefill worker; `reserves` for one on another node."""
     request = prefill_pb2.RunRequest(
         request_id=opening.request_id,
         handoff_id=opening.handoff_id,
@@ -186,6 +207,7 @@ def run_request(opening: Opening, attempt: int, have: int, page_tokens: int) -> 
         block_ids=list(opening.block_ids),
         arrival_unix_ns=opening.arrival_ns,
         root_id=opening.root_id,
+        reserves=reserves,
     )
     setattr(request, "from", have)
     return request
@@ -206,6 +228,9 @@ def frame(response: decode_pb2.SessionResponse) -> Frame | None:
         refused = response.refused
         reason = _REFUSALS.get(refused.reason, "invalid")
         return Refused(refused.handoff_id, reason, _error(refused, refused.message))
+    if kind == "sources_failed":
+        failed = response.sources_failed
+        return SourcesFailed(failed.handoff_id, failed.attempt, _error(failed, failed.message))
     if kind == "done":
         done = response.done
         ending = _ENDINGS.get(done.reason, "failed")
@@ -241,7 +266,9 @@ def _scored(positions: Iterable[common_pb2.PositionLogprobs]) -> tuple[Scored, .
     )
 
 
-def _error(carrier: decode_pb2.Refused | decode_pb2.Done, message: str) -> MeshError:
+def _error(
+    carrier: decode_pb2.Refused | decode_pb2.Done | decode_pb2.SourcesFailed, message: str
+) -> MeshError:
     if carrier.HasField("error"):
         return from_detail(carrier.error, message)
     return InternalError("The worker failed on this request.")

@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 from kvmesh.v1 import pages_pb2
 
-from mesh.errors import MeshError, NotFound, OutOfPages, StaleHandle, Unavailable
+from mesh.errors import MeshError, NotFound, OutOfPages, StaleHandle, Unavailable, from_rpc_error
 from mesh.kv.calls import Calls, handle_of, pages_of
 from mesh.kv.grants import GrantPolicy, Grants
 from mesh.kv.header_file import Header
@@ -134,14 +134,24 @@ class KvClient:
         block_ids: Sequence[bytes],
         root_id: bytes,
         extra_pages: int,
+        attempt: int = 0,
     ) -> Reservation:
         """All or nothing: leases the cached prefix, sets the rest aside, grants extra pages.
 
-        Raises OutOfPages when it does not fit now. `extra` pages are the caller's, as
-        from `take`. If the caller is cancelled, whatever was reserved is given back.
+        Raises OutOfPages when it does not fit now, Conflict when another worker has
+        reserved for this handoff, unless `attempt` is above its. `extra` pages are the
+        caller's, as from `take`. If the caller is cancelled, whatever was reserved is given back.
         """
+        request = pages_pb2.ReserveRequest(
+            handoff_id=handoff_id,
+            capability=capability,
+            block_ids=block_ids,
+            root_id=root_id,
+            extra_pages=extra_pages,
+            attempt=attempt,
+        )
         return await self._calls.finish(
-            self._using(handoff_id, self._reserve(handoff_id, capability, block_ids, root_id, extra_pages)),
+            self._using(handoff_id, self._reserve(request, block_ids)),
             undo=lambda reserved: self._undo_reserve(handoff_id, reserved),
         )
 
@@ -163,6 +173,31 @@ class KvClient:
         such reservation, OutOfPages when pages taken from an earlier drawer cannot be replaced.
         """
         return await self._calls.finish(self._using(handoff_id, self._draw(handoff_id, attempt, capability)))
+
+    async def fetch(
+        self, handoff_id: str, attempt: int, capability: str, root_id: bytes, address: str
+    ) -> int:
+        """Has the store bring what a reservation misses from another node's; how many blocks came.
+
+        They arrive through `committed`. Cancelling it stops the transfer. Raises
+        Unavailable when either store is away, StaleAttempt when a later attempt took over.
+        """
+        if not self.connected:
+            raise Unavailable("the KV store is away")
+        request = pages_pb2.FetchRequest(
+            epoch=self._session.epoch,
+            session=self._session.number,
+            handoff_id=handoff_id,
+            attempt=attempt,
+            capability=capability,
+            root_id=root_id,
+            address=address,
+        )
+        try:
+            response: pages_pb2.FetchResponse = await self._stub.Fetch(request)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        return response.pulled_blocks
 
     async def commit(self, lease_id: str, blocks: Sequence[CommitItem], attempt: int = 0) -> list[Page]:
         """Gives full blocks their ids; for each, the page that has it now, leased to `lease_id`.
@@ -223,18 +258,12 @@ class KvClient:
                     self._calls.spawn(self.release(lease_id))
 
     async def _reserve(
-        self, handoff_id: str, capability: str, block_ids: Sequence[bytes], root_id: bytes, extra_pages: int
+        self, request: pages_pb2.ReserveRequest, block_ids: Sequence[bytes]
     ) -> Reservation:
+        handoff_id = request.handoff_id
         self._books.release(handoff_id)
         await self._grants.ended(handoff_id)
         waiting = self._waiting[handoff_id] = Waiting(block_ids)
-        request = pages_pb2.ReserveRequest(
-            handoff_id=handoff_id,
-            capability=capability,
-            block_ids=block_ids,
-            root_id=root_id,
-            extra_pages=extra_pages,
-        )
         try:
             try:
                 response = await self._calls.call(self._stub.Reserve, request)

@@ -57,6 +57,8 @@ class Floor:
     # A run that has committed everything without the decode worker noticing.
     handover_s: float = 10.0
     faults: FaultPoints = NO_FAULTS
+    # A transfer that goes on when the run is complete; one that stalls is given up by its store.
+    transfer_s: float = 25.0
     placements: Iterator[int] = field(default_factory=lambda: count(1))
 
 
@@ -226,7 +228,7 @@ class Generation:
             tried.append(prefill.name)
             placement.taken(prefill, 1)
             try:
-                event = await self._fetch_from(handoff, prefill.name, attempt, have)
+                event = await self._fetch_from(handoff, prefill, worker, attempt, have)
             finally:
                 placement.ended(prefill, 1)
             if not isinstance(event, PrefillFailed):
@@ -235,15 +237,21 @@ class Generation:
             self._attempt += 1
             attempt = self._attempt
             self._enter(phase.PREFILL)
-        handoff.sources(attempt, None)
+        handoff.sources(attempt, wire.Sources())
         return await handoff.events.get()
 
-    async def _fetch_from(self, handoff: Handoff, prefill: str, attempt: int, have: int) -> Event:
+    async def _fetch_from(
+        self, handoff: Handoff, prefill: Worker, decode: Worker, attempt: int, have: int
+    ) -> Event:
+        fleet, elsewhere = self._floor.fleet, prefill.node != decode.node
         try:
-            channel = self._floor.fleet.prefill_channel(prefill)
+            channel = fleet.prefill_channel(prefill.name)
+            sources = wire.Sources(prefill_worker=prefill.name)
+            if elsewhere:
+                sources = wire.Sources(pull_address=fleet.store_address(prefill.node))
         except Unavailable as error:
             return PrefillFailed(attempt, RunFailure(error.message, Fault.LOST))
-        handoff.sources(attempt, prefill)
+        handoff.sources(attempt, sources)
         loop = asyncio.get_running_loop()
         timers: list[asyncio.TimerHandle] = []
 
@@ -254,11 +262,12 @@ class Generation:
             self._enter(phase.HANDOVER)
             self._floor.faults.at("handing_over")
             late = RunFailure("blocks were not handed over", Fault.REQUEST)
-            timers.append(loop.call_later(self._floor.handover_s, fail, late))
+            patience_s = self._floor.transfer_s if elsewhere else self._floor.handover_s
+            timers.append(loop.call_later(patience_s, fail, late))
 
         run = PrefillRun(
             channel,
-            wire.run_request(handoff.opening, attempt, have, PAGE_TOKENS),
+            wire.run_request(handoff.opening, attempt, have, PAGE_TOKENS, reserves=elsewhere),
             self._floor.run_patience,
             on_complete=complete,
             on_failure=fail,

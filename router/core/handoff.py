@@ -11,12 +11,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mesh.errors import Unavailable
 from mesh.faults import NO_FAULTS, FaultPoints
 from router import wire
 from router.admission import Seat
 from router.core.choice import Choice, Row
 from router.core.request import Delta
-from router.prefill_runs import RunFailure
+from router.prefill_runs import Fault, RunFailure
 from router.sessions import DecodeSession
 
 # Tokens per choice that may be under way to a face that does not read.
@@ -71,8 +72,8 @@ class Handoff:
             self._seat.leave()
             raise
 
-    def sources(self, attempt: int, prefill_worker: str | None) -> None:
-        self._session.sources(self.opening.handoff_id, attempt, prefill_worker)
+    def sources(self, attempt: int, sources: wire.Sources) -> None:
+        self._session.sources(self.opening.handoff_id, attempt, sources)
 
     def cancel(self) -> None:
         """Tells the worker to stop, unless it has already."""
@@ -108,7 +109,14 @@ class Handoff:
                 # A stop string: the worker does not know it.
                 self._session.cancel(self.opening.handoff_id, row.choice)
 
-    def on_frame(self, frame: wire.Reserved | wire.Refused | wire.Ready | wire.Done) -> None:
+    def on_frame(
+        self, frame: wire.Reserved | wire.Refused | wire.Ready | wire.SourcesFailed | wire.Done
+    ) -> None:
+        if isinstance(frame, wire.SourcesFailed):
+            fault = Fault.LOST if isinstance(frame.error, Unavailable) else Fault.REQUEST
+            failure = RunFailure(f"its pages do not come: {frame.error.message}", fault)
+            self.events.put_nowait(PrefillFailed(frame.attempt, failure))
+            return
         if isinstance(frame, wire.Refused):
             self._seat.leave(refused=frame.reason in ("no_pages", "busy", "no_store"))
         elif isinstance(frame, wire.Done):

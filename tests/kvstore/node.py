@@ -21,6 +21,7 @@ from kvstore.options import StoreOptions
 from kvstore.service import ALLOWED, SERVICE_NAME, PagesService
 from kvstore.store import Store
 from kvstore.table import PageState
+from kvstore.transfers import Transfers
 from mesh.blocks import chain, root_id
 from mesh.ca import CertificateAuthority
 from mesh.config import MetricsConfig, ServiceConfig, write_config
@@ -63,7 +64,10 @@ class Node:
     ca: CertificateAuthority
     pages: int = 32
     debug_fill: bool = True
+    name: str = "node0"
+    compress: bool = False
     store: Store = field(init=False)
+    transfers: Transfers = field(init=False)
     events: list[bytes] = field(default_factory=list)
     _server: RpcServer | None = None
     _process: asyncio.subprocess.Process | None = None
@@ -79,7 +83,7 @@ class Node:
         return ServiceConfig(
             name="kvstore-0",
             role="kvstore",
-            node="node0",
+            node=self.name,
             state_dir=self.path,
             run_dir=self.path,
             listen=address,
@@ -101,7 +105,8 @@ class Node:
         self.store = Store(self.path, options, publish=publish)
         await self.store.start()
         self._server = RpcServer(config, ServiceIdentity.load(config.identity), allowed=ALLOWED)
-        service = PagesService(self.store, TokenVerifier(self.ca.cert_file), node="node0")
+        self.transfers = Transfers(self.store, self._dial, compress=self.compress)
+        service = PagesService(self.store, self.transfers, TokenVerifier(self.ca.cert_file), node=self.name)
         pages_pb2_grpc.add_PagesServicer_to_server(service, self._server.server)
         await self._server.start([SERVICE_NAME])
 
@@ -130,6 +135,16 @@ class Node:
         process, self._process = self._process, None
         process.send_signal(number)
         return await process.wait()
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self.path}/kvstore.sock"
+
+    def _dial(self, address: str) -> grpc.aio.Channel:
+        identity = ServiceIdentity.load(self.config().identity)
+        channel = open_channel(address, identity, callee_role="kvstore", tls=False)
+        self._channels.append(channel)
+        return channel
 
     def channel(self, role: str, name: str) -> grpc.aio.Channel:
         channel = open_channel(
@@ -182,6 +197,20 @@ async def running_node(**options: Any) -> AsyncIterator[Node]:
         yield node
     finally:
         await node.close()
+
+
+@asynccontextmanager
+async def two_nodes(**options: Any) -> AsyncIterator[tuple[Node, Node]]:
+    """Two nodes of one mesh, both stores in this process."""
+    async with running_node(name="a", **options) as first:
+        path = Path(mkdtemp(prefix="kv"))
+        second = Node(path, first.ca, name="b", **options)
+        try:
+            await first.start()
+            await second.start()
+            yield first, second
+        finally:
+            await second.close()
 
 
 async def eventually(true: Callable[[], bool], what: str, *, within_s: float = 5.0) -> None:

@@ -126,6 +126,7 @@ class SessionResponse(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     BEAT_FIELD_NUMBER: _builtins.int
+    SOURCES_FAILED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def reserved(self) -> Global___Reserved: ...
     @_builtins.property
@@ -138,6 +139,8 @@ class SessionResponse(_message.Message):
     def done(self) -> Global___Done: ...
     @_builtins.property
     def beat(self) -> Global___Beat: ...
+    @_builtins.property
+    def sources_failed(self) -> Global___SourcesFailed: ...
     def __init__(
         self,
         *,
@@ -147,12 +150,13 @@ class SessionResponse(_message.Message):
         step: Global___Step | None = ...,
         done: Global___Done | None = ...,
         beat: Global___Beat | None = ...,
+        sources_failed: Global___SourcesFailed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "done", b"done", "frame", b"frame", "ready", b"ready", "refused", b"refused", "reserved", b"reserved", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "done", b"done", "frame", b"frame", "ready", b"ready", "refused", b"refused", "reserved", b"reserved", "sources_failed", b"sources_failed", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "done", b"done", "frame", b"frame", "ready", b"ready", "refused", b"refused", "reserved", b"reserved", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "done", b"done", "frame", b"frame", "ready", b"ready", "refused", b"refused", "reserved", b"reserved", "sources_failed", b"sources_failed", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["reserved", "refused", "ready", "step", "done", "beat"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["reserved", "refused", "ready", "step", "done", "beat", "sources_failed"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -291,7 +295,7 @@ class Sources(_message.Message):
     self: _builtins.bool
     """Nobody: decode computes them itself, in small pieces."""
     pull_address: _builtins.str
-    """Another node's store holds them. Not served yet: refused."""
+    """Another node's store has them, or will while prefill computes: this node's pulls them."""
     def __init__(
         self_,  # pyright: ignore[reportSelfClsParameterName]
         *,
@@ -310,6 +314,37 @@ class Sources(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_from) -> _WhichOneofReturnType_from | None: ...
 
 Global___Sources: _TypeAlias = Sources  # noqa: Y015
+
+@_typing.final
+class SourcesFailed(_message.Message):
+    """The sources of an attempt will not deliver: the router names others."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDOFF_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    handoff_id: _builtins.str
+    attempt: _builtins.int
+    message: _builtins.str
+    @_builtins.property
+    def error(self) -> _common_pb2.ErrorDetail: ...
+    def __init__(
+        self,
+        *,
+        handoff_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        message: _builtins.str = ...,
+        error: _common_pb2.ErrorDetail | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "error", b"error", "handoff_id", b"handoff_id", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourcesFailed: _TypeAlias = SourcesFailed  # noqa: Y015
 
 @_typing.final
 class Cancel(_message.Message):

@@ -307,6 +307,7 @@ class ReserveRequest(_message.Message):
     ROOT_ID_FIELD_NUMBER: _builtins.int
     EXTRA_PAGES_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     handoff_id: _builtins.str
     capability: _builtins.str
@@ -315,6 +316,10 @@ class ReserveRequest(_message.Message):
     """Tail and growth pages, granted to this worker."""
     session: _builtins.int
     """The session that Attached named; an rpc of an earlier one is refused."""
+    attempt: _builtins.int
+    """Replaces the reservation that another worker made for a lower attempt. 0
+    replaces none.
+    """
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
@@ -327,10 +332,11 @@ class ReserveRequest(_message.Message):
         root_id: _builtins.bytes = ...,
         extra_pages: _builtins.int = ...,
         session: _builtins.int = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "capability", b"capability", "epoch", b"epoch", "extra_pages", b"extra_pages", "handoff_id", b"handoff_id", "root_id", b"root_id", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_ids", b"block_ids", "capability", b"capability", "epoch", b"epoch", "extra_pages", b"extra_pages", "handoff_id", b"handoff_id", "root_id", b"root_id", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -725,12 +731,27 @@ class PullRequest(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
+    HANDOFF_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    CONTENT_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    COMPRESS_FIELD_NUMBER: _builtins.int
     capability: _builtins.str
+    """The router's, for this handoff: only what was reserved under it is sent."""
     wait: _builtins.bool
+    """Wait for the reservation, and for blocks that are not committed yet."""
+    handoff_id: _builtins.str
+    model: _builtins.str
+    content_fingerprint: _builtins.bytes
+    compress: _builtins.bool
+    """The caller can inflate pages: zlib, where that makes them smaller."""
     @_builtins.property
-    def layout(self) -> _common_pb2.PageLayout: ...
+    def layout(self) -> _common_pb2.PageLayout:
+        """Compared whole: another layout is refused with both named."""
+
     @_builtins.property
-    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Blocks of the handoff that the caller still lacks."""
+
     def __init__(
         self,
         *,
@@ -738,10 +759,14 @@ class PullRequest(_message.Message):
         layout: _common_pb2.PageLayout | None = ...,
         block_ids: _abc.Iterable[_builtins.bytes] | None = ...,
         wait: _builtins.bool = ...,
+        handoff_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        content_fingerprint: _builtins.bytes = ...,
+        compress: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "capability", b"capability", "layout", b"layout", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "capability", b"capability", "compress", b"compress", "content_fingerprint", b"content_fingerprint", "handoff_id", b"handoff_id", "layout", b"layout", "model", b"model", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -749,16 +774,28 @@ Global___PullRequest: _TypeAlias = PullRequest  # noqa: Y015
 
 @_typing.final
 class PullResponse(_message.Message):
+    """A page, or a part of one that is larger than a message should be. The parts of
+    a page follow each other in order.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     INDEX_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
+    PARENT_ID_FIELD_NUMBER: _builtins.int
+    DEFLATED_BYTES_FIELD_NUMBER: _builtins.int
     index: _builtins.int
+    """The place of the block in the request's block_ids."""
     offset: _builtins.int
+    """Where `data` begins in the page as it travels (deflated, if `deflated_bytes`)."""
     data: _builtins.bytes
     checksum: _builtins.int
+    """xxh3-64 of the whole page, as it was when it was committed."""
+    parent_id: _builtins.bytes
+    deflated_bytes: _builtins.int
+    """Bytes of the deflated page; 0 where it travels as it is."""
     def __init__(
         self,
         *,
@@ -766,14 +803,80 @@ class PullResponse(_message.Message):
         offset: _builtins.int = ...,
         data: _builtins.bytes = ...,
         checksum: _builtins.int = ...,
+        parent_id: _builtins.bytes = ...,
+        deflated_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "data", b"data", "index", b"index", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "data", b"data", "deflated_bytes", b"deflated_bytes", "index", b"index", "offset", b"offset", "parent_id", b"parent_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PullResponse: _TypeAlias = PullResponse  # noqa: Y015
+
+@_typing.final
+class FetchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    HANDOFF_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    CAPABILITY_FIELD_NUMBER: _builtins.int
+    ROOT_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    session: _builtins.int
+    """The session that Attached named; an rpc of an earlier one is refused."""
+    handoff_id: _builtins.str
+    attempt: _builtins.int
+    """As in Draw: a later attempt takes the blocks over from an earlier one."""
+    capability: _builtins.str
+    root_id: _builtins.bytes
+    """Parent of block 0."""
+    address: _builtins.str
+    """The other store, as it announces itself."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        session: _builtins.int = ...,
+        handoff_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        capability: _builtins.str = ...,
+        root_id: _builtins.bytes = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attempt", b"attempt", "capability", b"capability", "epoch", b"epoch", "handoff_id", b"handoff_id", "root_id", b"root_id", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
+
+@_typing.final
+class FetchResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PULLED_BLOCKS_FIELD_NUMBER: _builtins.int
+    PULLED_BYTES_FIELD_NUMBER: _builtins.int
+    pulled_blocks: _builtins.int
+    """Blocks that came from there."""
+    pulled_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        pulled_blocks: _builtins.int = ...,
+        pulled_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pulled_blocks", b"pulled_blocks", "pulled_bytes", b"pulled_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchResponse: _TypeAlias = FetchResponse  # noqa: Y015
 
 @_typing.final
 class StatsRequest(_message.Message):
@@ -807,6 +910,8 @@ class ArenaStats(_message.Message):
     HIT_BLOCKS_FIELD_NUMBER: _builtins.int
     MISSED_BLOCKS_FIELD_NUMBER: _builtins.int
     EVICTED_BLOCKS_FIELD_NUMBER: _builtins.int
+    PULLED_BLOCKS_FIELD_NUMBER: _builtins.int
+    SENT_BLOCKS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     total: _builtins.int
     free: _builtins.int
@@ -820,6 +925,9 @@ class ArenaStats(_message.Message):
     hit_blocks: _builtins.int
     missed_blocks: _builtins.int
     evicted_blocks: _builtins.int
+    pulled_blocks: _builtins.int
+    """Blocks that came from, and went to, other nodes."""
+    sent_blocks: _builtins.int
     def __init__(
         self,
         *,
@@ -836,10 +944,12 @@ class ArenaStats(_message.Message):
         hit_blocks: _builtins.int = ...,
         missed_blocks: _builtins.int = ...,
         evicted_blocks: _builtins.int = ...,
+        pulled_blocks: _builtins.int = ...,
+        sent_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "evicted_blocks", b"evicted_blocks", "free", b"free", "granted", b"granted", "hit_blocks", b"hit_blocks", "leased", b"leased", "leases", b"leases", "missed_blocks", b"missed_blocks", "model", b"model", "page_bytes", b"page_bytes", "quarantined", b"quarantined", "reservations", b"reservations", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "evicted_blocks", b"evicted_blocks", "free", b"free", "granted", b"granted", "hit_blocks", b"hit_blocks", "leased", b"leased", "leases", b"leases", "missed_blocks", b"missed_blocks", "model", b"model", "page_bytes", b"page_bytes", "pulled_blocks", b"pulled_blocks", "quarantined", b"quarantined", "reservations", b"reservations", "sent_blocks", b"sent_blocks", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

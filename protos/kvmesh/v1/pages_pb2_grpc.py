@@ -79,6 +79,11 @@ class PagesStub:
                 request_serializer=kvmesh_dot_v1_dot_pages__pb2.PullRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_v1_dot_pages__pb2.PullResponse.FromString,
                 _registered_method=True)
+        self.Fetch = channel.unary_unary(
+                '/kvmesh.v1.Pages/Fetch',
+                request_serializer=kvmesh_dot_v1_dot_pages__pb2.FetchRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_v1_dot_pages__pb2.FetchResponse.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/kvmesh.v1.Pages/Stats',
                 request_serializer=kvmesh_dot_v1_dot_pages__pb2.StatsRequest.SerializeToString,
@@ -152,7 +157,16 @@ class PagesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pull(self, request, context):
-        """Streams committed pages to another node. Not served yet: UNIMPLEMENTED.
+        """Streams pages of a hand-over that is being computed here to another node's
+        store, each as soon as it is committed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """Brings the missing blocks of a reservation here from another node's store.
+        They arrive on the session as they are committed; the answer comes after the last.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -211,6 +225,11 @@ def add_PagesServicer_to_server(servicer, server):
                     servicer.Pull,
                     request_deserializer=kvmesh_dot_v1_dot_pages__pb2.PullRequest.FromString,
                     response_serializer=kvmesh_dot_v1_dot_pages__pb2.PullResponse.SerializeToString,
+            ),
+            'Fetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=kvmesh_dot_v1_dot_pages__pb2.FetchRequest.FromString,
+                    response_serializer=kvmesh_dot_v1_dot_pages__pb2.FetchResponse.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -461,6 +480,33 @@ class Pages:
             '/kvmesh.v1.Pages/Pull',
             kvmesh_dot_v1_dot_pages__pb2.PullRequest.SerializeToString,
             kvmesh_dot_v1_dot_pages__pb2.PullResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.v1.Pages/Fetch',
+            kvmesh_dot_v1_dot_pages__pb2.FetchRequest.SerializeToString,
+            kvmesh_dot_v1_dot_pages__pb2.FetchResponse.FromString,
             options,
             channel_credentials,
             insecure,

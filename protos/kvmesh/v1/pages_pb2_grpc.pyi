@@ -58,7 +58,13 @@ class PagesStub:
     ListBlocks: _grpc.UnaryStreamMultiCallable[_pages_pb2.ListBlocksRequest, _pages_pb2.ListBlocksResponse]
     """Every committed block of a model, with the event sequence number it is true at."""
     Pull: _grpc.UnaryStreamMultiCallable[_pages_pb2.PullRequest, _pages_pb2.PullResponse]
-    """Streams committed pages to another node. Not served yet: UNIMPLEMENTED."""
+    """Streams pages of a hand-over that is being computed here to another node's
+    store, each as soon as it is committed.
+    """
+    Fetch: _grpc.UnaryUnaryMultiCallable[_pages_pb2.FetchRequest, _pages_pb2.FetchResponse]
+    """Brings the missing blocks of a reservation here from another node's store.
+    They arrive on the session as they are committed; the answer comes after the last.
+    """
     Stats: _grpc.UnaryUnaryMultiCallable[_pages_pb2.StatsRequest, _pages_pb2.StatsResponse]
 
 @_typing.type_check_only
@@ -91,7 +97,13 @@ class PagesAsyncStub(PagesStub):
     ListBlocks: _aio.UnaryStreamMultiCallable[_pages_pb2.ListBlocksRequest, _pages_pb2.ListBlocksResponse]  # type: ignore[assignment]
     """Every committed block of a model, with the event sequence number it is true at."""
     Pull: _aio.UnaryStreamMultiCallable[_pages_pb2.PullRequest, _pages_pb2.PullResponse]  # type: ignore[assignment]
-    """Streams committed pages to another node. Not served yet: UNIMPLEMENTED."""
+    """Streams pages of a hand-over that is being computed here to another node's
+    store, each as soon as it is committed.
+    """
+    Fetch: _aio.UnaryUnaryMultiCallable[_pages_pb2.FetchRequest, _pages_pb2.FetchResponse]  # type: ignore[assignment]
+    """Brings the missing blocks of a reservation here from another node's store.
+    They arrive on the session as they are committed; the answer comes after the last.
+    """
     Stats: _aio.UnaryUnaryMultiCallable[_pages_pb2.StatsRequest, _pages_pb2.StatsResponse]  # type: ignore[assignment]
 
 class PagesServicer(metaclass=_abc_1.ABCMeta):
@@ -175,7 +187,19 @@ class PagesServicer(metaclass=_abc_1.ABCMeta):
         request: _pages_pb2.PullRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_pages_pb2.PullResponse], _abc.AsyncIterator[_pages_pb2.PullResponse]]:
-        """Streams committed pages to another node. Not served yet: UNIMPLEMENTED."""
+        """Streams pages of a hand-over that is being computed here to another node's
+        store, each as soon as it is committed.
+        """
+
+    @_abc_1.abstractmethod
+    def Fetch(
+        self,
+        request: _pages_pb2.FetchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pages_pb2.FetchResponse, _abc.Awaitable[_pages_pb2.FetchResponse]]:
+        """Brings the missing blocks of a reservation here from another node's store.
+        They arrive on the session as they are committed; the answer comes after the last.
+        """
 
     @_abc_1.abstractmethod
     def Stats(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvmesh.v1 import common_pb2 as kvmesh_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvmesh/v1/prefill.proto\x12\tkvmesh.v1\x1a\x16kvmesh/v1/common.proto\"\xf9\x01\n\nRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nhandoff_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\ncapability\x18\x04 \x01(\t\x12!\n\x06prompt\x18\x05 \x01(\x0b\x32\x11.kvmesh.v1.Prompt\x12\x11\n\tblock_ids\x18\x06 \x03(\x0c\x12\x0c\n\x04\x66rom\x18\x07 \x01(\r\x12\x17\n\x0f\x61rrival_unix_ns\x18\x08 \x01(\x03\x12\x1c\n\x0fprompt_logprobs\x18\t \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07root_id\x18\n \x01(\x0c\x42\x12\n\x10_prompt_logprobs\"b\n\x0bRunResponse\x12\x18\n\x10\x63ommitted_blocks\x18\x01 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x02 \x01(\r\x12\x14\n\x07queue_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_queue_s2A\n\x07Prefill\x12\x36\n\x03Run\x12\x15.kvmesh.v1.RunRequest\x1a\x16.kvmesh.v1.RunResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvmesh/v1/prefill.proto\x12\tkvmesh.v1\x1a\x16kvmesh/v1/common.proto\"\x8b\x02\n\nRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nhandoff_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\ncapability\x18\x04 \x01(\t\x12!\n\x06prompt\x18\x05 \x01(\x0b\x32\x11.kvmesh.v1.Prompt\x12\x11\n\tblock_ids\x18\x06 \x03(\x0c\x12\x0c\n\x04\x66rom\x18\x07 \x01(\r\x12\x17\n\x0f\x61rrival_unix_ns\x18\x08 \x01(\x03\x12\x1c\n\x0fprompt_logprobs\x18\t \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07root_id\x18\n \x01(\x0c\x12\x10\n\x08reserves\x18\x0b \x01(\x08\x42\x12\n\x10_prompt_logprobs\"b\n\x0bRunResponse\x12\x18\n\x10\x63ommitted_blocks\x18\x01 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x02 \x01(\r\x12\x14\n\x07queue_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_queue_s2A\n\x07Prefill\x12\x36\n\x03Run\x12\x15.kvmesh.v1.RunRequest\x1a\x16.kvmesh.v1.RunResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,9 +33,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvmesh.v1.prefill_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RUNREQUEST']._serialized_start=63
-  _globals['_RUNREQUEST']._serialized_end=312
-  _globals['_RUNRESPONSE']._serialized_start=314
-  _globals['_RUNRESPONSE']._serialized_end=412
-  _globals['_PREFILL']._serialized_start=414
-  _globals['_PREFILL']._serialized_end=479
+  _globals['_RUNREQUEST']._serialized_end=330
+  _globals['_RUNRESPONSE']._serialized_start=332
+  _globals['_RUNRESPONSE']._serialized_end=430
+  _globals['_PREFILL']._serialized_start=432
+  _globals['_PREFILL']._serialized_end=497
 # @@protoc_insertion_point(module_scope)

@@ -33,6 +33,7 @@ class RunRequest(_message.Message):
     ARRIVAL_UNIX_NS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     ROOT_ID_FIELD_NUMBER: _builtins.int
+    RESERVES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     handoff_id: _builtins.str
     attempt: _builtins.int
@@ -48,6 +49,10 @@ class RunRequest(_message.Message):
     root_id: _builtins.bytes
     """Parent of block 0: with it the worker checks that the ids are those of the
     tokens before it commits anything under them.
+    """
+    reserves: _builtins.bool
+    """The decode worker is on another node: nothing is reserved at this node's
+    store, so the run reserves its pages itself, and the other store pulls them.
     """
     @_builtins.property
     def prompt(self) -> _common_pb2.Prompt:
@@ -69,10 +74,11 @@ class RunRequest(_message.Message):
         arrival_unix_ns: _builtins.int = ...,
         prompt_logprobs: _builtins.int | None = ...,
         root_id: _builtins.bytes = ...,
+        reserves: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "arrival_unix_ns", b"arrival_unix_ns", "attempt", b"attempt", "block_ids", b"block_ids", "capability", b"capability", "from", b"from", "handoff_id", b"handoff_id", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "root_id", b"root_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "arrival_unix_ns", b"arrival_unix_ns", "attempt", b"attempt", "block_ids", b"block_ids", "capability", b"capability", "from", b"from", "handoff_id", b"handoff_id", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "reserves", b"reserves", "root_id", b"root_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
