@@ -107,9 +107,7 @@ class Handover:
     async def _pull(self, address: str, attempt: int) -> None:
         request, opening = self._request, self._request.opening
         try:
-            await self._kv.fetch(
-                request.handoff_id, attempt, opening.capability, opening.root_id, address
-            )
+            await self._kv.fetch(request.handoff_id, attempt, opening.capability, opening.root_id, address)
         except MeshError as error:
             self._desk.source_failed(request, attempt, error)
 

@@ -65,9 +65,7 @@ def matching(arenas: Iterable[Arena], key: ArenaKey, layout: str) -> Arena:
     raise NotFound(f"this store has no pages of {key.model}", code="no_pages")
 
 
-async def exported(
-    arena: Arena, wanted: Wanted, settle: Callable[[Arena], None]
-) -> AsyncIterator[Sending]:
+async def exported(arena: Arena, wanted: Wanted, settle: Callable[[Arena], None]) -> AsyncIterator[Sending]:
     """The wanted pages in the order in which they become committed, until all were given.
 
     With `wait` it waits for the reservation and for every block; else it raises
@@ -100,7 +98,10 @@ async def exported(
             settle(arena)
             for record in here:
                 yield Sending(
-                    left.pop(record.block_id), arena.files.page(record.index), record.checksum, record.parent_id
+                    left.pop(record.block_id),
+                    arena.files.page(record.index),
+                    record.checksum,
+                    record.parent_id,
                 )
                 arena.sent_blocks += 1
             pool.end_lease(owner, wanted.handoff_id)

@@ -44,9 +44,7 @@ class Arrival:
 class Source(Protocol):
     """The way to another node's store."""
 
-    def pull(
-        self, handoff_id: str, places: dict[bytes, memoryview]
-    ) -> AsyncIterator[Arrival]:
+    def pull(self, handoff_id: str, places: dict[bytes, memoryview]) -> AsyncIterator[Arrival]:
         """Fills the places of the wanted blocks as they come, each once; ends after the last.
 
         Raises Unavailable where the stream breaks, any other MeshError where the
@@ -89,16 +87,12 @@ class Import:
             drawn = pool.draw(epoch, order.handoff_id, order.org, order.attempt)
             self._settle(self._arena)
             slots = pool.handoffs[order.handoff_id].slots
-            parents = {
-                s.block_id: slots[i - 1].block_id if i else order.root_id for i, s in enumerate(slots)
-            }
+            parents = {s.block_id: slots[i - 1].block_id if i else order.root_id for i, s in enumerate(slots)}
             ids = [s.block_id for s in slots]
             missing = {ids[i]: page for i, page in drawn.writable}
             self._heard_at = time.monotonic()
             shares = [dict(list(missing.items())[n::STREAMS]) for n in range(STREAMS)]
-            tasks = [
-                asyncio.create_task(self._stream(epoch, share, parents)) for share in shares if share
-            ]
+            tasks = [asyncio.create_task(self._stream(epoch, share, parents)) for share in shares if share]
             watch = asyncio.create_task(self._overtaken())
             try:
                 await _all_or_first_error(tasks, watch)
@@ -124,9 +118,7 @@ class Import:
                 log.info("a stream of pages broke and is opened again: %s", error)
                 await asyncio.sleep(RETRY_S)
 
-    async def _accept(
-        self, epoch: int, page: Page, arrival: Arrival, parents: dict[bytes, bytes]
-    ) -> bool:
+    async def _accept(self, epoch: int, page: Page, arrival: Arrival, parents: dict[bytes, bytes]) -> bool:
         """Commits a page that is what it should be; False asks for it again."""
         order, arena = self._order, self._arena
         found = (await arena.checksums([page]))[page]

@@ -43,7 +43,14 @@ class StoreMetrics(Collector):
         hits = CounterMetricFamily(
             "kvmesh_prefix_cache_hits", "Prompt tokens in blocks that were cached.", labels=["model"]
         )
+        moved = CounterMetricFamily(
+            "kvmesh_kv_moved_blocks",
+            "Blocks that came from and went to other nodes.",
+            labels=["model", "way"],
+        )
         for key, arena in self._store.arenas.items():
+            moved.add_metric([key.model, "pulled"], arena.pulled_blocks)
+            moved.add_metric([key.model, "sent"], arena.sent_blocks)
             pool = arena.pool
             counts = pool.counts()
             for state, n in counts.items():
@@ -54,7 +61,7 @@ class StoreMetrics(Collector):
             evictions.add_metric([key.model], pool.table.evicted)
             queries.add_metric([key.model], (pool.hit_blocks + pool.missed_blocks) * PAGE_TOKENS)
             hits.add_metric([key.model], pool.hit_blocks * PAGE_TOKENS)
-        yield from (pages, usage, leases, evictions, queries, hits, self._invariants())
+        yield from (pages, usage, leases, evictions, queries, hits, moved, self._invariants())
 
     def _invariants(self) -> Metric:
         """Reads every page, so it is done again only after a pause that is long beside the work."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mesh.config import ConfigError
@@ -15,7 +16,8 @@ class StoreOptions:
 
     `page_pool` sets the number of pages of every arena instead. `debug_fill` fills
     freed pages with 0xFF, which is NaN in every float format. `compress` asks other
-    nodes to deflate the pages that they send.
+    nodes to deflate the pages that they send. `directory` holds what is this store's own;
+    None: the state directory, which then has one store.
     """
 
     kv_bytes: int
@@ -23,6 +25,7 @@ class StoreOptions:
     page_pool: int | None = None
     debug_fill: bool = False
     compress: bool = False
+    directory: Path | None = None
 
 
 def store_options(options: Mapping[str, Any]) -> StoreOptions:
@@ -33,6 +36,9 @@ def store_options(options: Mapping[str, Any]) -> StoreOptions:
     page_pool = rest.pop("page_pool", None)
     debug_fill = _switch(rest, "debug_fill")
     compress = _switch(rest, "compress")
+    directory = rest.pop("directory", None)
+    if directory is not None and not isinstance(directory, str):
+        raise ConfigError("options.directory: expected a path")
     if rest:
         raise ConfigError(f"options: unknown to the KV store: {', '.join(sorted(rest))}")
     return StoreOptions(
@@ -41,6 +47,7 @@ def store_options(options: Mapping[str, Any]) -> StoreOptions:
         None if page_pool is None else _positive(page_pool, "page_pool"),
         debug_fill,
         compress,
+        None if directory is None else Path(directory),
     )
 
 

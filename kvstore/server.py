@@ -24,11 +24,13 @@ async def serve(runtime: ServiceRuntime) -> None:
     """Takes up what is there, serves until told to stop."""
     config = runtime.config
     options = store_options(config.options)
-    lock = _only_store(config.state_dir / "kvstore.lock")
+    directory = options.directory or config.state_dir
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = _only_store(directory / "kvstore.lock")
     nats = runtime.nats
     subject = f"{KV_EVENTS}.{config.node}"
     publish = None if nats is None else lambda data: nats.publish(subject, data)
-    store = Store(config.state_dir, options, publish=publish)
+    store = Store(directory, options, publish=publish)
     await store.start()
     runtime.registry.register(StoreMetrics(store))
     rpc = runtime.serve(ALLOWED)

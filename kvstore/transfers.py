@@ -14,6 +14,7 @@ from kvstore.store import Session, Store
 from mesh.errors import InvalidRequest
 from mesh.kv.layout import layout_to_proto
 
+
 class Transfers:
     """`dial` opens a channel to another store; `compress` deflates pages on the way here."""
 

@@ -109,6 +109,14 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         )
     up.add_argument("--iam", type=int, metavar="N", help="how many iam processes (default 2)")
     up.add_argument(
+        "--node",
+        action="append",
+        default=[],
+        metavar="NAME=ROLES",
+        help="a node with a KV store of its own and these workers per model, such as a=prefill,decode:2 "
+        "(repeatable; without it, one node has all)",
+    )
+    up.add_argument(
         "--kv-memory", metavar="SIZE", help="memory for pages (default a quarter of what is free, ≤ 4G)"
     )
     up.add_argument(

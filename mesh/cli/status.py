@@ -49,6 +49,10 @@ async def _add_own(process: dict[str, Any], token: str) -> None:
     samples = parse_samples(body.decode())
     if store:
         process["pages"] = pages(samples)
+        for name, labels, value in samples:
+            if name == "kvmesh_kv_moved_blocks_total":
+                way = f"{labels.get('way', '')}_blocks"
+                process[way] = process.get(way, 0) + int(value)
         process["invariant_violations"] = int(total(samples, "kvmesh_kv_invariant_violations"))
     else:
         process["running"] = int(total(samples, "kvmesh_num_requests_running"))

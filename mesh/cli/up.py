@@ -72,7 +72,7 @@ def options_of(arguments: argparse.Namespace) -> MeshOptions:
         values["state"] = arguments.state
     if "models" not in values and (stored := stored_models(values["state"] / "models.json")) is not None:
         values["models"] = stored
-    return merged(values, flags, arguments.model)
+    return merged(values, flags, arguments.model, arguments.node)
 
 
 def _detached(options: MeshOptions, argv: list[str]) -> int:

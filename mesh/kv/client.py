@@ -257,9 +257,7 @@ class KvClient:
                     self._ended_in_use.discard(lease_id)
                     self._calls.spawn(self.release(lease_id))
 
-    async def _reserve(
-        self, request: pages_pb2.ReserveRequest, block_ids: Sequence[bytes]
-    ) -> Reservation:
+    async def _reserve(self, request: pages_pb2.ReserveRequest, block_ids: Sequence[bytes]) -> Reservation:
         handoff_id = request.handoff_id
         self._books.release(handoff_id)
         await self._grants.ended(handoff_id)

@@ -100,7 +100,7 @@ class Mesh:
             # Accounts are made before NATS reads them: build every spec first.
             specs = [
                 *self.plan.iams(list(self.models.values())),
-                self.plan.kvstore(),
+                *self.plan.kvstores(),
                 self.plan.responses(),
                 *(spec for model in self.models.values() for spec in self.plan.workers(model)),
                 *self.plan.routers(),

@@ -20,6 +20,7 @@ from mesh.supervisor.state import DEFAULT_STATE
 
 DEFAULT_MODELS: Mapping[str, str] = {"smollm2": "pkg:smollm2"}
 ROLES = ("nats", "iam", "kvstore", "responses", "prefill", "decode", "router", "envoy")
+WORKERS = ("prefill", "decode")
 COUNTED = ("iam", "router", "prefill", "decode")
 # The processes that are not ours cannot refuse an option themselves.
 _FOREIGN_OPTIONS: Mapping[str, Sequence[str]] = {
@@ -28,6 +29,7 @@ _FOREIGN_OPTIONS: Mapping[str, Sequence[str]] = {
 }
 MAX_DEFAULT_KV_BYTES = 4 * 1024**3
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
+_NODE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
@@ -38,6 +40,9 @@ class OptionsError(Exception):
 @dataclass(frozen=True, slots=True)
 class MeshOptions:
     """One mesh. `kv_bytes` None: a quarter of the free memory, at most 4 GiB.
+
+    `nodes`: the workers of each node by role, where there are several; `prefill` and
+    `decode` are their sums then. Nodes share `kv_bytes` equally.
 
     `role_options` adds options to every process of a role.
     """
@@ -63,6 +68,7 @@ class MeshOptions:
     key: Path | None = None
     edge: bool = True
     drain_s: float = 10.0
+    nodes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     # For tests of what breaks: processes do what `mesh.faults` rules ask.
     fault_points: bool = False
     role_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -113,6 +119,24 @@ def parse_model(text: str) -> tuple[str, str]:
     return name, source.strip()
 
 
+def parse_node(text: str) -> tuple[str, dict[str, int]]:
+    """`NAME=prefill[:N],decode[:N]`: a node and its workers per model; raises OptionsError."""
+    name, _, roles = text.partition("=")
+    if not _NODE_NAME.fullmatch(name):
+        raise OptionsError(f"--node {text}: a node's name is of a-z, 0-9 and -, such as a=prefill,decode:2")
+    counts = dict.fromkeys(WORKERS, 0)
+    for part in roles.split(","):
+        role, _, count = part.partition(":")
+        if role not in WORKERS or not (count or "1").isdigit():
+            raise OptionsError(
+                f"--node {text}: after the name come prefill and decode, such as a=prefill,decode:2"
+            )
+        counts[role] += int(count or "1")
+    if not sum(counts.values()):
+        raise OptionsError(f"--node {text}: a node without workers")
+    return name, counts
+
+
 def parse_size(text: str) -> int:
     """`512M`, `1.5GiB` or a number of bytes, in bytes (units of 1024); raises OptionsError."""
     match = _SIZE.fullmatch(text.strip())
@@ -142,6 +166,8 @@ def read_file(path: Path) -> dict[str, Any]:
                     raise OptionsError(f"--config {path}: {name}.count: there is one of it")
                 values[name] = _field(name, value["count"], path)
             _check_table(name, tables[name], path)
+        elif name == "nodes":
+            values["nodes"] = _nodes(value, path)
         elif name == "models":
             values["models"] = _models(value, path)
         elif name in _FILE_FIELDS:
@@ -228,6 +254,19 @@ def _models(value: Any, path: Path) -> dict[str, str]:
     return dict(parse_model(f"{name}={source}") for name, source in value.items())
 
 
+def _distinct(nodes: Sequence[tuple[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    names = [name for name, _ in nodes]
+    if len(set(names)) < len(names):
+        raise OptionsError("--node: two nodes have one name")
+    return dict(nodes)
+
+
+def _nodes(value: Any, path: Path) -> dict[str, dict[str, int]]:
+    if not isinstance(value, dict) or not all(isinstance(roles, str) for roles in value.values()):
+        raise OptionsError(f'--config {path}: nodes: a table of NAME = "prefill,decode:2"')
+    return dict(parse_node(f"{name}={roles}") for name, roles in value.items())
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -235,11 +274,19 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def merged(file_values: Mapping[str, Any], flags: Mapping[str, Any], models: Sequence[str]) -> MeshOptions:
+def merged(
+    file_values: Mapping[str, Any], flags: Mapping[str, Any], models: Sequence[str], nodes: Sequence[str] = ()
+) -> MeshOptions:
     """Options from a file and flags (None: not given); raises OptionsError."""
     values = {**file_values, **{k: v for k, v in flags.items() if v is not None}}
     if models:
         values["models"] = dict(parse_model(text) for text in models)
+    if nodes:
+        values["nodes"] = _distinct([parse_node(text) for text in nodes])
+    for role in WORKERS if values.get("nodes") else ():
+        if role in values:
+            raise OptionsError(f"--{role} and --node: with nodes, each says how many {role} workers it has")
+        values[role] = sum(counts[role] for counts in values["nodes"].values())
     options = MeshOptions(**values)
     options.check()
     return options

@@ -22,13 +22,13 @@ from mesh.config import MetricsConfig, ModelConfig, NatsConfig, ServiceConfig, w
 from mesh.identity import ServiceIdentity, service_audience
 from mesh.nats_permissions import permissions
 from mesh.processors import Places, allowed
-from mesh.supervisor.options import MeshOptions, process_slug
+from mesh.supervisor.options import WORKERS, MeshOptions, process_slug
 from mesh.supervisor.ports import Ports
 from mesh.supervisor.probe import GreetingProbe, HttpProbe, Probe
 from mesh.supervisor.process import ProcessSpec
 from mesh.supervisor.state import StateDir
 from mesh.supervisor.status_file import ServiceAliveProbe, StatusFileProbe
-from mesh.supervisor.sweep import edge_ids
+from mesh.supervisor.sweep import NODES, edge_ids
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES: Mapping[str, str] = {"iam": "iam_authz", "responses": "response_store"}
@@ -59,6 +59,16 @@ class ModelPlan:
     path: str
 
 
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """A set of processes that map one arena: a store and workers. `directory` is the store's own."""
+
+    name: str
+    store: str
+    directory: Path
+    workers: Mapping[str, int]
+
+
 class Plan:
     """The processes of one mesh. Addresses and passwords are drawn once per run."""
 
@@ -72,10 +82,22 @@ class Plan:
         self._ca = CertificateAuthority.open_or_create(state.ca)
         self._passwords: dict[str, tuple[str, str]] = {}
         self._nats_port = self._ports.take()
-        names = (*self.iam_names, "kvstore-0", "responses-0", *self.router_names)
+        self.nodes = self._node_plans()
+        self._node_of: dict[str, NodePlan] = {}
+        names = (*self.iam_names, *(node.store for node in self.nodes), "responses-0", *self.router_names)
         self._addresses = {name: self._address(name) for name in names}
         self._models_at_start = len(options.models)
         self._edge_life = edge.EdgeLife(edge_ids(state.root))
+
+    def _node_plans(self) -> list[NodePlan]:
+        options, root = self.options, self.state.root
+        if not options.nodes:
+            counts = {"prefill": options.prefill, "decode": options.decode}
+            return [NodePlan(self._node, "kvstore-0", root, counts)]
+        return [
+            NodePlan(name, f"kvstore-{n}", root / NODES / name, counts)
+            for n, (name, counts) in enumerate(options.nodes.items())
+        ]
 
     @property
     def router_names(self) -> list[str]:
@@ -125,11 +147,17 @@ class Plan:
             self._service("iam", name, {"bootstrap": bootstrap}, side_by_side=True) for name in self.iam_names
         ]
 
-    def kvstore(self) -> ProcessSpec:
-        options: dict[str, Any] = {"kv_bytes": self._kv_bytes, "models": self._models_at_start}
+    def kvstores(self) -> list[ProcessSpec]:
+        options: dict[str, Any] = {
+            "kv_bytes": self._kv_bytes // len(self.nodes),
+            "models": self._models_at_start,
+        }
         if self.options.page_pool is not None:
             options["page_pool"] = self.options.page_pool
-        return self._service("kvstore", "kvstore-0", options)
+        return [
+            self._service("kvstore", node.store, {**options, "directory": str(node.directory)}, node=node)
+            for node in self.nodes
+        ]
 
     def responses(self) -> ProcessSpec:
         return self._service("responses", "responses-0", {})
@@ -144,11 +172,11 @@ class Plan:
         # What has not finished by then moves, and needs a moment for it.
         options["drain_s"] = max(0.5, self.options.drain_s - MOVE_S)
         slug = process_slug(model.name)
-        counts = (("prefill", self.options.prefill), ("decode", self.options.decode))
+        places = {role: [node for node in self.nodes for _ in range(node.workers[role])] for role in WORKERS}
         return [
-            self._service(role, f"{role}-{slug}-{n}", {**options, **self._share(role)}, model)
-            for role, count in counts
-            for n in range(count)
+            self._service(role, f"{role}-{slug}-{n}", {**options, **self._share(role)}, model, node=node)
+            for role, nodes in places.items()
+            for n, node in enumerate(nodes)
         ]
 
     def _share(self, role: str) -> dict[str, Any]:
@@ -221,12 +249,14 @@ class Plan:
         model: ModelPlan | None = None,
         *,
         side_by_side: bool = False,
+        node: NodePlan | None = None,
     ) -> ProcessSpec:
         config_file = self.state.run / f"{name}.config.json"
         status_file = self.state.run / f"{name}.json"
         address = self._addresses.get(name) or self._address(name, fixed=False)
         merged = {**options, **self.options.role_options.get(role, {})}
         package = PACKAGES.get(role, role)
+        self._node_of[name] = node or self.nodes[0]
         # Before it is a process it must be able to speak on the news.
         self._password(role, name)
         return ProcessSpec(
@@ -265,7 +295,7 @@ class Plan:
         config = ServiceConfig(
             name=name,
             role=role,
-            node=self._node,
+            node=self._node_of[name].name,
             state_dir=self.state.root,
             run_dir=self.state.run,
             listen=address,
@@ -274,7 +304,7 @@ class Plan:
             identity=self._ca.issue(self.state.identities, role=role, name=name, hosts=["127.0.0.1"]),
             nats=self._nats_config(role, name),
             iam=tuple(self._addresses[iam] for iam in self.iam_names),
-            kvstore=self._addresses["kvstore-0"],
+            kvstore=self._addresses[self._node_of[name].store],
             metrics=MetricsConfig(host="127.0.0.1", port=0, token_file=self.state.metrics_token),
             model=None if model is None else ModelConfig(model.name, model.source, model.path),
             options=dict(options),
@@ -371,7 +401,7 @@ class Plan:
         return NatsConfig(url, name, self._password(role, name), self._ca.cert_file if self._tcp else None)
 
     def _nats_user(self, role: str, name: str) -> news.NatsUser:
-        rules = permissions(role, name=name, node=self._node)
+        rules = permissions(role, name=name, node=self._node_of.get(name, self.nodes[0]).name)
         return news.NatsUser(name, self._password(role, name), rules.publish, rules.subscribe)
 
 

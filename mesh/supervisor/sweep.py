@@ -19,6 +19,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
+# Where the stores of further nodes on one machine have what is theirs.
+NODES = "nodes"
 LINUX = platform.system() == "Linux"
 _GONE_WITHIN_S = 5.0
 _EDGE_STARTS = 64
@@ -54,8 +56,11 @@ def arena_prefix(root: Path) -> str:
 
 
 def remove_arenas(root: Path) -> list[str]:
-    """Removes the shared memory of a state directory's KV stores."""
+    """Removes the shared memory of a state directory's KV stores, those of all its nodes."""
     removed = []
+    with contextlib.suppress(OSError):
+        for node in (root / NODES).iterdir():
+            removed += remove_arenas(node)
     for directory in (SHARED_MEMORY, root / "shm"):
         with contextlib.suppress(OSError):
             for path in directory.iterdir():

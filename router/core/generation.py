@@ -195,7 +195,7 @@ class Generation:
             self._enter(phase.PREFILL)
             if missing and handoff.opening.prompt_logprobs is not None:
                 # Prefill workers hold no output matrix: who scores a prompt computes it.
-                handoff.sources(handoff.opening.attempt, None)
+                handoff.sources(handoff.opening.attempt, wire.Sources())
                 missing = 0
             event = await (self._fetch(handoff, worker, event.have) if missing else handoff.events.get())
         if isinstance(event, wire.Ready):

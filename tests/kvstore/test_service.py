@@ -10,6 +10,7 @@ import pytest
 from kvmesh.v1 import common_pb2, pages_pb2
 
 from mesh.errors import (
+    InvalidRequest,
     MeshError,
     OutOfPages,
     PermissionDenied,

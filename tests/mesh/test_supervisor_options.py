@@ -122,3 +122,29 @@ def test_the_loopback_needs_no_tls(host: str) -> None:
 def test_pages_take_a_quarter_of_the_free_memory_up_to_a_limit() -> None:
     assert default_kv_bytes(8 << 30) == 2 << 30
     assert default_kv_bytes(100 << 30) == 4 << 30
+
+
+def test_nodes_say_which_workers_they_have(tmp_path: Path) -> None:
+    options = merged({}, {}, [], ["a=prefill:2", "b=decode,prefill"])
+    assert options.nodes == {"a": {"prefill": 2, "decode": 0}, "b": {"prefill": 1, "decode": 1}}
+    assert (options.prefill, options.decode) == (3, 1)
+    (tmp_path / "mesh.toml").write_text('[nodes]\na = "prefill"\nb = "decode:2"\n')
+    assert merged(read_file(tmp_path / "mesh.toml"), {}, []).decode == 2
+
+
+@pytest.mark.parametrize(
+    ("nodes", "flags"),
+    [
+        (["a"], {}),
+        (["A=decode"], {}),
+        (["a=router"], {}),
+        (["a=decode:x"], {}),
+        (["a=decode:0"], {}),
+        (["a=prefill", "a=decode"], {}),
+        (["a=prefill"], {}),
+        (["a=prefill,decode"], {"decode": 2}),
+    ],
+)
+def test_nodes_that_cannot_be(nodes: list[str], flags: dict[str, int]) -> None:
+    with pytest.raises(OptionsError):
+        merged({}, flags, [], nodes)

@@ -108,16 +108,20 @@ def test_a_full_worker_is_probed_with_one_request_after_something_happened() -> 
     assert placement.choose_decode("m", 1, 0, nothing) is a
 
 
-def test_prefill_is_the_least_loaded_one_that_shares_the_pages() -> None:
+def test_prefill_is_the_least_loaded_one_whose_pages_can_be_used() -> None:
     decode = worker("d")
     near, far = worker("p0", "prefill"), worker("p1", "prefill", node="n1")
     other = worker("p2", "prefill", fingerprint=b"g")
     placement = placed(decode, near, far, other)
     assert placement.choose_prefill(decode) is near
-    assert placement.choose_prefill(decode, ["p0"]) is None
+    assert placement.choose_prefill(decode, ["p0"]) is far
+    assert placement.choose_prefill(decode, ["p0", "p1"]) is None
     second = placement.put(worker("p3", "prefill"))
     placement.taken(near, 1)
     assert placement.choose_prefill(decode) is second
+    placement.taken(near, 1)
+    placement.taken(second, 2)
+    assert placement.choose_prefill(decode) is far
 
 
 def test_an_update_keeps_what_is_ours() -> None:

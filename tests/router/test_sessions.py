@@ -28,7 +28,9 @@ class Listener:
     def __init__(self, on_lost: Callable[[], None]) -> None:
         self._on_lost = on_lost
 
-    def on_frame(self, frame: wire.Reserved | wire.Refused | wire.Ready | wire.Done) -> None: ...
+    def on_frame(
+        self, frame: wire.Reserved | wire.Refused | wire.Ready | wire.SourcesFailed | wire.Done
+    ) -> None: ...
     def on_rows(self, rows: Sequence[Row]) -> None: ...
     def on_lost(self, reason: str) -> None:
         self._on_lost()
