@@ -17,6 +17,9 @@ from kvstore.owners import Handoff
 from kvstore.table import PageRecord
 from mesh.errors import Conflict, NotFound, PermissionDenied
 
+# What is leased and on its way at once. A batch costs the sender one turn of the loop.
+BATCH_BYTES = 4 * 1024 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -30,7 +33,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """One page on its way; `data` is valid until the next one is asked for. `index` counts
+    """One page on its way; `data` is valid until the next batch is asked for. `index` counts
     the blocks that were asked for."""
 
     index: int
@@ -65,8 +68,10 @@ def matching(arenas: Iterable[Arena], key: ArenaKey, layout: str) -> Arena:
     raise NotFound(f"this store has no pages of {key.model}", code="no_pages")
 
 
-async def exported(arena: Arena, wanted: Wanted, settle: Callable[[Arena], None]) -> AsyncIterator[Sending]:
-    """The wanted pages in the order in which they become committed, until all were given.
+async def exported(
+    arena: Arena, wanted: Wanted, settle: Callable[[Arena], None]
+) -> AsyncIterator[list[Sending]]:
+    """The wanted pages in batches, in the order in which they become committed, until all were given.
 
     With `wait` it waits for the reservation and for every block; else it raises
     NotFound for what is not there. Raises NotFound when the reservation ends.
@@ -94,16 +99,14 @@ async def exported(arena: Arena, wanted: Wanted, settle: Callable[[Arena], None]
                 await arena.verify([record.block_id for record in here])
                 continue
             owner = pool.owner(epoch)
-            pool.lease(owner, wanted.handoff_id, here)
+            batch = here[: max(1, BATCH_BYTES // arena.files.page_bytes)]
+            pool.lease(owner, wanted.handoff_id, batch)
             settle(arena)
-            for record in here:
-                yield Sending(
-                    left.pop(record.block_id),
-                    arena.files.page(record.index),
-                    record.checksum,
-                    record.parent_id,
-                )
-                arena.sent_blocks += 1
+            yield [
+                Sending(left.pop(r.block_id), arena.files.page(r.index), r.checksum, r.parent_id)
+                for r in batch
+            ]
+            arena.sent_blocks += len(batch)
             pool.end_lease(owner, wanted.handoff_id)
             settle(arena)
 

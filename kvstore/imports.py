@@ -25,6 +25,8 @@ from mesh.kv.page import Page
 log = logging.getLogger(__name__)
 
 STREAMS = 2
+# Below this one stream is as good.
+STREAM_BYTES = 4 * 1024 * 1024
 # A source that cannot be reached for so long will not deliver.
 PATIENCE_S = 3.0
 RETRY_S = 0.05
@@ -34,11 +36,12 @@ CORRUPT_TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A page is complete in its place."""
+    """A page is complete in its place. `checksum` travelled with it, `found` is that of its bytes."""
 
     block_id: bytes
     checksum: int
     parent_id: bytes
+    found: int
 
 
 class Source(Protocol):
@@ -91,7 +94,8 @@ class Import:
             ids = [s.block_id for s in slots]
             missing = {ids[i]: page for i, page in drawn.writable}
             self._heard_at = time.monotonic()
-            shares = [dict(list(missing.items())[n::STREAMS]) for n in range(STREAMS)]
+            streams = STREAMS if len(missing) * self._arena.files.page_bytes > STREAM_BYTES else 1
+            shares = [dict(list(missing.items())[n::streams]) for n in range(streams)]
             tasks = [asyncio.create_task(self._stream(epoch, share, parents)) for share in shares if share]
             watch = asyncio.create_task(self._overtaken())
             try:
@@ -110,7 +114,7 @@ class Import:
                 async with aclosing(self._source.pull(handoff_id, places)) as arrivals:  # type: ignore[type-var]
                     async for arrival in arrivals:
                         page = missing.get(arrival.block_id)
-                        if page is not None and await self._accept(epoch, page, arrival, parents):
+                        if page is not None and self._accept(epoch, page, arrival, parents):
                             del missing[arrival.block_id]
             except Unavailable as error:
                 if time.monotonic() - self._heard_at > PATIENCE_S:
@@ -118,17 +122,16 @@ class Import:
                 log.info("a stream of pages broke and is opened again: %s", error)
                 await asyncio.sleep(RETRY_S)
 
-    async def _accept(self, epoch: int, page: Page, arrival: Arrival, parents: dict[bytes, bytes]) -> bool:
+    def _accept(self, epoch: int, page: Page, arrival: Arrival, parents: dict[bytes, bytes]) -> bool:
         """Commits a page that is what it should be; False asks for it again."""
         order, arena = self._order, self._arena
-        found = (await arena.checksums([page]))[page]
-        if found != arrival.checksum or arrival.parent_id != parents[arrival.block_id]:
+        if arrival.found != arrival.checksum or arrival.parent_id != parents[arrival.block_id]:
             tries = self._corrupt[arrival.block_id] = self._corrupt.get(arrival.block_id, 0) + 1
             log.warning("a page of %s arrived corrupt (%d)", order.handoff_id, tries)
             if tries >= CORRUPT_TRIES:
                 raise InternalError("pages arrive corrupt from the other node", code="corrupt_page")
             return False
-        sealed = Sealed(page, arrival.block_id, arrival.parent_id, found)
+        sealed = Sealed(page, arrival.block_id, arrival.parent_id, arrival.found)
         arena.pool.commit(epoch, order.handoff_id, [sealed], order.attempt)
         self._heard_at = time.monotonic()
         self.pulled += 1

@@ -17,7 +17,8 @@ class StoreOptions:
     `page_pool` sets the number of pages of every arena instead. `debug_fill` fills
     freed pages with 0xFF, which is NaN in every float format. `compress` asks other
     nodes to deflate the pages that they send. `directory` holds what is this store's own;
-    None: the state directory, which then has one store.
+    None: the state directory, which then has one store. Without
+    `byte_path` other nodes pull over gRPC.
     """
 
     kv_bytes: int
@@ -26,6 +27,7 @@ class StoreOptions:
     debug_fill: bool = False
     compress: bool = False
     directory: Path | None = None
+    byte_path: bool = True
 
 
 def store_options(options: Mapping[str, Any]) -> StoreOptions:
@@ -36,6 +38,7 @@ def store_options(options: Mapping[str, Any]) -> StoreOptions:
     page_pool = rest.pop("page_pool", None)
     debug_fill = _switch(rest, "debug_fill")
     compress = _switch(rest, "compress")
+    byte_path = _switch(rest, "byte_path", True)
     directory = rest.pop("directory", None)
     if directory is not None and not isinstance(directory, str):
         raise ConfigError("options.directory: expected a path")
@@ -48,11 +51,12 @@ def store_options(options: Mapping[str, Any]) -> StoreOptions:
         debug_fill,
         compress,
         None if directory is None else Path(directory),
+        byte_path,
     )
 
 
-def _switch(options: dict[str, Any], name: str) -> bool:
-    value = options.pop(name, False)
+def _switch(options: dict[str, Any], name: str, default: bool = False) -> bool:
+    value = options.pop(name, default)
     if not isinstance(value, bool):
         raise ConfigError(f"options.{name}: expected true or false")
     return value

@@ -1,5 +1,7 @@
 """Other nodes' stores over gRPC: `Pages.Pull` from the caller's end, and its messages.
 
+The plain twin of the byte path (`links.py`), for stores that offer no other.
+
 Pages travel in messages of at most 1 MiB, in one or several of them; gRPC's flow
 control holds the sender back.
 """
@@ -11,10 +13,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import grpc.aio
-from kvmesh.v1 import common_pb2, pages_pb2, pages_pb2_grpc
+import xxhash
+from kvmesh.v1 import pages_pb2, pages_pb2_grpc
 
 from kvstore.exports import Sending
-from kvstore.files import ArenaKey
 from kvstore.imports import Arrival
 from mesh.errors import InternalError, from_rpc_error
 
@@ -24,38 +26,20 @@ Dial = Callable[[str], grpc.aio.Channel]
 
 
 class GrpcSource:
-    """One other store, for pages of one arena and one capability."""
+    """One other store, over gRPC. `request` is filled but for its blocks."""
 
-    def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        key: ArenaKey,
-        layout: common_pb2.PageLayout,
-        capability: str,
-        *,
-        compress: bool = False,
-    ) -> None:
+    def __init__(self, channel: grpc.aio.Channel, request: pages_pb2.PullRequest) -> None:
         self._stub: Any = pages_pb2_grpc.PagesStub(channel)
-        self._key = key
-        self._layout = layout
-        self._capability = capability
-        self._compress = compress
+        self._request = request
 
     async def pull(self, handoff_id: str, places: dict[bytes, memoryview]) -> AsyncIterator[Arrival]:
         """See `kvstore.imports.Source`."""
         block_ids = list(places)
-        call = self._stub.Pull(
-            pages_pb2.PullRequest(
-                capability=self._capability,
-                layout=self._layout,
-                block_ids=block_ids,
-                wait=True,
-                handoff_id=handoff_id,
-                model=self._key.model,
-                content_fingerprint=self._key.fingerprint,
-                compress=self._compress,
-            )
-        )
+        request = pages_pb2.PullRequest()
+        request.CopyFrom(self._request)
+        request.handoff_id = handoff_id
+        request.block_ids.extend(block_ids)
+        call = self._stub.Pull(request)
         parts = _Parts()
         try:
             async for part in call:
@@ -63,7 +47,8 @@ class GrpcSource:
                     raise InternalError("the other store sent a page that nobody asked for")
                 block_id = block_ids[part.index]
                 if parts.take(part, places[block_id]):
-                    yield Arrival(block_id, part.checksum, part.parent_id)
+                    found = xxhash.xxh3_64_intdigest(places[block_id])
+                    yield Arrival(block_id, part.checksum, part.parent_id, found)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         finally:

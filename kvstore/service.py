@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 from typing import Any
 
 from kvmesh.v1 import common_pb2, pages_pb2, pages_pb2_grpc
 
 from kvstore.capability import check_capability
-from kvstore.exports import Wanted
+from kvstore.fields import block_id, block_ids, named
 from kvstore.files import ArenaKey
 from kvstore.imports import Fetching
 from kvstore.invariants import violations
@@ -27,7 +27,7 @@ from kvstore.transfers import Transfers
 from mesh.errors import InvalidRequest, PermissionDenied
 from mesh.identity import TokenVerifier
 from mesh.kv.layout import layout_from_proto
-from mesh.kv.page import BLOCK_ID_BYTES, CommitItem, Held, Page
+from mesh.kv.page import CommitItem, Held, Page
 from mesh.rpc import caller
 
 WORKERS = ("prefill", "decode")
@@ -73,16 +73,16 @@ class PagesService(pages_pb2_grpc.PagesServicer):
 
     async def Reserve(self, request: pages_pb2.ReserveRequest, context: Context) -> pages_pb2.ReserveResponse:
         session = self._session(request, context)
-        block_ids = _block_ids(request.block_ids)
+        wanted = block_ids(request.block_ids)
         org = check_capability(
             self._verifier,
             request.capability,
-            handoff_id=_named(request.handoff_id, "handoff_id"),
+            handoff_id=named(request.handoff_id, "handoff_id"),
             model=session.arena.key.model,
-            block_ids=block_ids,
+            block_ids=wanted,
         )
         reserved = await self._store.reserve(
-            session, request.handoff_id, org, block_ids, request.extra_pages, request.attempt
+            session, request.handoff_id, org, wanted, request.extra_pages, request.attempt
         )
         return pages_pb2.ReserveResponse(
             have=_handles(reserved.have), missing=reserved.missing, extra=_handles(reserved.extra)
@@ -93,7 +93,7 @@ class PagesService(pages_pb2_grpc.PagesServicer):
         org = check_capability(
             self._verifier,
             request.capability,
-            handoff_id=_named(request.handoff_id, "handoff_id"),
+            handoff_id=named(request.handoff_id, "handoff_id"),
             model=session.arena.key.model,
         )
         drawn = self._store.draw(session, request.handoff_id, org, request.attempt)
@@ -105,9 +105,9 @@ class PagesService(pages_pb2_grpc.PagesServicer):
         for block in request.blocks:
             handle = block.handle
             page = Page(handle.page, handle.generation)
-            items.append(CommitItem(page, _block_id(block.block_id), _block_id(block.parent_id)))
+            items.append(CommitItem(page, block_id(block.block_id), block_id(block.parent_id)))
         winners = await self._store.commit(
-            session, _named(request.lease_id, "lease_id"), items, request.attempt
+            session, named(request.lease_id, "lease_id"), items, request.attempt
         )
         return pages_pb2.CommitResponse(pages=_handles(winners))
 
@@ -138,30 +138,21 @@ class PagesService(pages_pb2_grpc.PagesServicer):
     async def Pull(
         self, request: pages_pb2.PullRequest, context: Context
     ) -> AsyncIterator[pages_pb2.PullResponse]:
-        layout = layout_from_proto(request.layout)
-        key = ArenaKey(request.model, request.content_fingerprint, layout.digest())
-        wanted = Wanted(
-            _named(request.handoff_id, "handoff_id"),
-            check_capability(
-                self._verifier, request.capability, handoff_id=request.handoff_id, model=request.model
-            ),
-            _block_ids(request.block_ids),
-            request.wait,
-        )
-        async with aclosing(self._transfers.export(key, str(layout), wanted)) as pages:  # type: ignore[type-var]
-            async for page in pages:
-                for message in messages(page, compress=request.compress):
-                    yield message
+        async with aclosing(self._transfers.export(request)) as batches:
+            async for batch in batches:
+                for page in batch:
+                    for message in messages(page, compress=request.compress):
+                        yield message
 
     async def Fetch(self, request: pages_pb2.FetchRequest, context: Context) -> pages_pb2.FetchResponse:
         session = self._session(request, context)
         org = check_capability(
             self._verifier,
             request.capability,
-            handoff_id=_named(request.handoff_id, "handoff_id"),
+            handoff_id=named(request.handoff_id, "handoff_id"),
             model=session.arena.key.model,
         )
-        order = Fetching(request.handoff_id, org, request.attempt, _block_id(request.root_id))
+        order = Fetching(request.handoff_id, org, request.attempt, block_id(request.root_id))
         pulled = await self._transfers.fetch(session, order, request.address, request.capability)
         return pages_pb2.FetchResponse(
             pulled_blocks=pulled, pulled_bytes=pulled * session.arena.files.page_bytes
@@ -201,7 +192,7 @@ class PagesService(pages_pb2_grpc.PagesServicer):
             return await self._store.attach(name, attach.model, attach.content_fingerprint, layout)
         key = ArenaKey(attach.model, attach.content_fingerprint, layout.digest())
         held = [
-            Held(lease.lease_id, tuple(_pages(lease.pages)), tuple(_block_ids(lease.block_ids)))
+            Held(lease.lease_id, tuple(_pages(lease.pages)), tuple(block_ids(lease.block_ids)))
             for lease in attach.leases
         ]
         if any(len(h.pages) != len(h.block_ids) for h in held):
@@ -260,19 +251,3 @@ def _blocks(blocks: Iterable[tuple[int, Page]]) -> list[pages_pb2.CommittedBlock
         pages_pb2.CommittedBlock(index=i, handle=common_pb2.PageHandle(page=p.index, generation=p.generation))
         for i, p in blocks
     ]
-
-
-def _block_id(value: bytes) -> bytes:
-    if len(value) != BLOCK_ID_BYTES:
-        raise InvalidRequest(f"a block id has {BLOCK_ID_BYTES} bytes, not {len(value)}", param="block_ids")
-    return value
-
-
-def _block_ids(values: Sequence[bytes]) -> list[bytes]:
-    return [_block_id(v) for v in values]
-
-
-def _named(value: str, param: str) -> str:
-    if not value:
-        raise InvalidRequest(f"{param} is empty", param=param)
-    return value

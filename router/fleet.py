@@ -54,6 +54,8 @@ class MemberNews(Protocol):
     @property
     def draining(self) -> bool: ...
     @property
+    def extra(self) -> Mapping[str, str]: ...
+    @property
     def incarnation(self) -> str: ...
     @property
     def stale(self) -> bool: ...
@@ -135,7 +137,7 @@ class Fleet:
         store = self._store(node)
         if store is None:
             raise Unavailable(f"the KV store of node {node} is not known")
-        return store.address
+        return store.extra.get("pages") or store.address
 
     def _store(self, node: str) -> MemberNews | None:
         return next((m for m in self._members.values() if m.role == "kvstore" and m.node == node), None)

@@ -17,7 +17,10 @@ from typing import Any
 import grpc.aio
 from kvmesh.v1 import pages_pb2, pages_pb2_grpc
 
+from kvstore.link_server import LinkServer
+from kvstore.links import Links
 from kvstore.options import StoreOptions
+from kvstore.server import server_tls
 from kvstore.service import ALLOWED, SERVICE_NAME, PagesService
 from kvstore.store import Store
 from kvstore.table import PageState
@@ -67,7 +70,11 @@ class Node:
     name: str = "node0"
     compress: bool = False
     store: Store = field(init=False)
+    tcp: bool = False
+    grpc_only: bool = False
     transfers: Transfers = field(init=False)
+    links: Links = field(init=False)
+    byte_path: LinkServer = field(init=False)
     events: list[bytes] = field(default_factory=list)
     _server: RpcServer | None = None
     _process: asyncio.subprocess.Process | None = None
@@ -105,8 +112,12 @@ class Node:
         self.store = Store(self.path, options, publish=publish)
         await self.store.start()
         self._server = RpcServer(config, ServiceIdentity.load(config.identity), allowed=ALLOWED)
-        self.transfers = Transfers(self.store, self._dial, compress=self.compress)
-        service = PagesService(self.store, self.transfers, TokenVerifier(self.ca.cert_file), node=self.name)
+        verifier, identity = TokenVerifier(self.ca.cert_file), ServiceIdentity.load(config.identity)
+        self.links = Links(lambda: identity.service_token("kvstore"), config.identity)
+        self.transfers = Transfers(self.store, verifier, self._dial, self.links, compress=self.compress)
+        self.byte_path = LinkServer(self.transfers.export, verifier, server_tls(config.identity))
+        self.byte_path.listen("127.0.0.1:0" if self.tcp else f"unix:{self.path}/pages.sock")
+        service = PagesService(self.store, self.transfers, verifier, node=self.name)
         pages_pb2_grpc.add_PagesServicer_to_server(service, self._server.server)
         await self._server.start([SERVICE_NAME])
 
@@ -117,6 +128,8 @@ class Node:
         server, self._server = self._server, None
         if gracefully:
             self.store.end_sessions()
+        self.links.close()
+        await self.byte_path.close()
         await server.stop(0.5 if gracefully else None)
         if gracefully:
             await self.store.close()
@@ -138,6 +151,11 @@ class Node:
 
     @property
     def address(self) -> str:
+        """Where other stores get pages from."""
+        return f"unix:{self.path}/kvstore.sock" if self.grpc_only else self.byte_path.address
+
+    @property
+    def grpc_address(self) -> str:
         return f"unix:{self.path}/kvstore.sock"
 
     def _dial(self, address: str) -> grpc.aio.Channel:

@@ -42,9 +42,10 @@ async def _fetch(there: Node, here: Node, kv: KvClient, handoff: str, attempt: i
 
 
 @pytest.mark.parametrize("compress", [False, True])
-async def test_pages_arrive_while_they_are_computed(compress: bool) -> None:
+@pytest.mark.parametrize("way", [{"tcp": True}, {}, {"grpc_only": True}])
+async def test_pages_arrive_while_they_are_computed(way: dict[str, bool], compress: bool) -> None:
     root, ids = prompt(4)
-    async with two_nodes(compress=compress) as (a, b):
+    async with two_nodes(compress=compress, **way) as (a, b):
         prefill, decode = await a.worker("prefill-0", "prefill"), await b.worker("decode-0")
         await decode.reserve("h", b.capability("h", ids), ids, root, 1)
         fetching = asyncio.create_task(_fetch(a, b, decode, "h", 1))
@@ -237,7 +238,7 @@ async def test_a_broken_stream_goes_on_with_what_is_missing() -> None:
         (there,), (here,) = a.store.arenas.values(), b.store.arenas.values()
         records = {i: there.pool.table.find(i) for i in ids}
         source = _BreakingSource(
-            {i: Arrival(i, r.checksum, r.parent_id) for i, r in records.items() if r},
+            {i: Arrival(i, r.checksum, r.parent_id, r.checksum) for i, r in records.items() if r},
             {i: bytes(there.files.page(r.index)) for i, r in records.items() if r},
         )
         work = Import(here, Fetching("h", "acme", 1, root), source, b.store.settle)
