@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = {
     "serve": "How fast any OpenAI-compatible server is, under a load that you choose.",
     "peers": "kvmesh beside llama.cpp, vLLM on CPU and transformers, in turns, with ratios.",
     "neighbours": "What workers on one machine cost each other.",
+    "store": "How fast pages move: into a node's store, and from one node's store to another's.",
     "accuracy": "How far a model's answers are from those of a float32 oracle.",
 }
 

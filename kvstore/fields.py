@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 
 from mesh.errors import InvalidRequest
@@ -18,6 +19,14 @@ def block_id(value: bytes) -> bytes:
 def block_ids(values: Iterable[bytes]) -> list[bytes]:
     """All of them, checked."""
     return [block_id(value) for value in values]
+
+
+def unpacked(chain: bytes) -> tuple[bytes, ...]:
+    """Ids that lie one after another; InvalidRequest where the last one is cut."""
+    n, rest = divmod(len(chain), BLOCK_ID_BYTES)
+    if rest:
+        raise InvalidRequest(f"{rest} bytes are left of an id of {BLOCK_ID_BYTES}", param="packed_chains")
+    return struct.unpack(f"{BLOCK_ID_BYTES}s" * n, chain)
 
 
 def named(value: str, param: str) -> str:

@@ -47,8 +47,10 @@ class Arrival:
 class Source(Protocol):
     """The way to another node's store."""
 
-    def pull(self, handoff_id: str, places: dict[bytes, memoryview]) -> AsyncIterator[Arrival]:
+    def pull(self, handoff_id: str, places: dict[bytes, memoryview]) -> AsyncIterator[list[Arrival]]:
         """Fills the places of the wanted blocks as they come, each once; ends after the last.
+
+        Gives what has come since it was last asked.
 
         Raises Unavailable where the stream breaks, any other MeshError where the
         other store refuses.
@@ -112,32 +114,39 @@ class Import:
             places = {b: self._arena.files.page(page.index) for b, page in missing.items()}
             try:
                 async with aclosing(self._source.pull(handoff_id, places)) as arrivals:  # type: ignore[type-var]
-                    async for arrival in arrivals:
-                        page = missing.get(arrival.block_id)
-                        if page is not None and self._accept(epoch, page, arrival, parents):
-                            del missing[arrival.block_id]
+                    async for batch in arrivals:
+                        self._accept(epoch, missing, batch, parents)
             except Unavailable as error:
                 if time.monotonic() - self._heard_at > PATIENCE_S:
                     raise
                 log.info("a stream of pages broke and is opened again: %s", error)
                 await asyncio.sleep(RETRY_S)
 
-    def _accept(self, epoch: int, page: Page, arrival: Arrival, parents: dict[bytes, bytes]) -> bool:
-        """Commits a page that is what it should be; False asks for it again."""
+    def _accept(
+        self, epoch: int, missing: dict[bytes, Page], batch: list[Arrival], parents: dict[bytes, bytes]
+    ) -> None:
+        """Commits the pages that are what they should be; the others stay missing."""
         order, arena = self._order, self._arena
-        if arrival.found != arrival.checksum or arrival.parent_id != parents[arrival.block_id]:
-            tries = self._corrupt[arrival.block_id] = self._corrupt.get(arrival.block_id, 0) + 1
-            log.warning("a page of %s arrived corrupt (%d)", order.handoff_id, tries)
-            if tries >= CORRUPT_TRIES:
-                raise InternalError("pages arrive corrupt from the other node", code="corrupt_page")
-            return False
-        sealed = Sealed(page, arrival.block_id, arrival.parent_id, arrival.found)
-        arena.pool.commit(epoch, order.handoff_id, [sealed], order.attempt)
+        sealed: list[Sealed] = []
+        for arrival in batch:
+            block_id, page = arrival.block_id, missing.get(arrival.block_id)
+            if page is None:
+                continue
+            if arrival.found != arrival.checksum or arrival.parent_id != parents[block_id]:
+                tries = self._corrupt[block_id] = self._corrupt.get(block_id, 0) + 1
+                log.warning("a page of %s arrived corrupt (%d)", order.handoff_id, tries)
+                if tries >= CORRUPT_TRIES:
+                    raise InternalError("pages arrive corrupt from the other node", code="corrupt_page")
+                continue
+            sealed.append(Sealed(page, block_id, arrival.parent_id, arrival.found))
+            del missing[block_id]
+        if not sealed:
+            return
+        arena.pool.commit(epoch, order.handoff_id, sealed, order.attempt)
         self._heard_at = time.monotonic()
-        self.pulled += 1
-        arena.pulled_blocks += 1
+        self.pulled += len(sealed)
+        arena.pulled_blocks += len(sealed)
         self._settle(arena)
-        return True
 
     async def _overtaken(self) -> None:
         """Raises when the blocks are not this import's business any more."""

@@ -50,7 +50,7 @@ class LinkServer:
         self._verifier = verifier
         self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self._connections: dict[socket.socket, threading.Thread] = {}
+        self.connections: dict[socket.socket, threading.Thread] = {}
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
 
@@ -79,8 +79,8 @@ class LinkServer:
             await asyncio.wait({self._accepting})
         if self._listener is not None:
             self._listener.close()
-        threads = list(self._connections.values())
-        for connection in list(self._connections):
+        threads = list(self.connections.values())
+        for connection in list(self.connections):
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
         # They still ask this loop for a last word, so the wait must not block it.
@@ -93,7 +93,7 @@ class LinkServer:
             connection.setblocking(True)
             connection.settimeout(HELLO_S)
             thread = threading.Thread(target=self._serve, args=(connection,), name="pages out", daemon=True)
-            self._connections[connection] = thread
+            self.connections[connection] = thread
             thread.start()
 
     # -- in the connection's thread -------------------------------------------
@@ -120,7 +120,7 @@ class LinkServer:
         finally:
             connection.close()
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._connections.pop, raw, None)
+                self._loop.call_soon_threadsafe(self.connections.pop, raw, None)
 
     def _hello(self, connection: socket.socket) -> MeshError | None:
         """Who calls must be a store of this mesh, and under TLS the one of the certificate."""

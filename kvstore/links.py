@@ -182,35 +182,66 @@ class LinkSource:
         self._address = address
         self._request = request
 
-    async def pull(self, handoff_id: str, places: dict[bytes, memoryview]) -> AsyncIterator[Arrival]:
+    async def pull(self, handoff_id: str, places: dict[bytes, memoryview]) -> AsyncIterator[list[Arrival]]:
         """See `kvstore.imports.Source`."""
-        loop = asyncio.get_running_loop()
-        news: asyncio.Queue[Arrival | MeshError | None] = asyncio.Queue()
         request = pages_pb2.PullRequest()
         request.CopyFrom(self._request)
         request.handoff_id = handoff_id
         request.block_ids.extend(places)
-        over = asyncio.Event()
-
-        def tell(item: Arrival | MeshError | None) -> None:
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(news.put_nowait, item)
-
-        def done(error: MeshError | None) -> None:
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(over.set)
-            tell(error)
-
+        inbox = _Inbox()
         link = self._links.take(self._address)
-        link.submit(_Job(request, list(places.items()), tell, done))
+        link.submit(_Job(request, list(places.items()), inbox.arrived, inbox.done))
         try:
-            while (item := await news.get()) is not None:
-                if isinstance(item, MeshError):
-                    raise item
-                yield item
+            while batch := await inbox.take():
+                yield batch
         finally:
-            if not over.is_set():
+            if not inbox.over.is_set():
                 # Whoever gives up must know that nothing is written any more.
                 link.close()
-                await over.wait()
+                await inbox.over.wait()
             self._links.give(self._address, link)
+
+
+class _Inbox:
+    """What a link's thread tells the loop, gathered until the loop has time for it."""
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._arrivals: list[Arrival] = []
+        self._error: MeshError | None = None
+
+    def arrived(self, arrival: Arrival) -> None:
+        """Called in the thread."""
+        self._soon(lambda: self._add(arrival))
+
+    def done(self, error: MeshError | None) -> None:
+        """Called in the thread, last."""
+        self._error = error
+        self._soon(self._end)
+
+    async def take(self) -> list[Arrival]:
+        """All that has come since the last call, empty after the end; raises what ended it."""
+        while not self._arrivals:
+            if self.over.is_set():
+                if self._error is not None:
+                    raise self._error
+                return []
+            self._news.clear()
+            await self._news.wait()
+        arrivals, self._arrivals = self._arrivals, []
+        return arrivals
+
+    def _add(self, arrival: Arrival) -> None:
+        self._arrivals.append(arrival)
+        self._news.set()
+
+    def _end(self) -> None:
+        self.over.set()
+        self._news.set()
+
+    def _soon(self, work: Callable[[], None]) -> None:
+        # The loop of a store that has ended wants to know nothing.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(work)

@@ -18,7 +18,8 @@ class StoreOptions:
     freed pages with 0xFF, which is NaN in every float format. `compress` asks other
     nodes to deflate the pages that they send. `directory` holds what is this store's own;
     None: the state directory, which then has one store. Without
-    `byte_path` other nodes pull over gRPC.
+    `byte_path` other nodes pull over gRPC. `pages_listen` is where the byte path listens
+    (host:port or unix:PATH); None: beside the store's own address, on a free port.
     """
 
     kv_bytes: int
@@ -28,6 +29,7 @@ class StoreOptions:
     compress: bool = False
     directory: Path | None = None
     byte_path: bool = True
+    pages_listen: str | None = None
 
 
 def store_options(options: Mapping[str, Any]) -> StoreOptions:
@@ -40,8 +42,10 @@ def store_options(options: Mapping[str, Any]) -> StoreOptions:
     compress = _switch(rest, "compress")
     byte_path = _switch(rest, "byte_path", True)
     directory = rest.pop("directory", None)
-    if directory is not None and not isinstance(directory, str):
-        raise ConfigError("options.directory: expected a path")
+    pages_listen = rest.pop("pages_listen", None)
+    for name, value in (("directory", directory), ("pages_listen", pages_listen)):
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"options.{name}: expected a text")
     if rest:
         raise ConfigError(f"options: unknown to the KV store: {', '.join(sorted(rest))}")
     return StoreOptions(
@@ -52,6 +56,7 @@ def store_options(options: Mapping[str, Any]) -> StoreOptions:
         compress,
         None if directory is None else Path(directory),
         byte_path,
+        pages_listen,
     )
 
 

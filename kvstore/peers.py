@@ -32,7 +32,7 @@ class GrpcSource:
         self._stub: Any = pages_pb2_grpc.PagesStub(channel)
         self._request = request
 
-    async def pull(self, handoff_id: str, places: dict[bytes, memoryview]) -> AsyncIterator[Arrival]:
+    async def pull(self, handoff_id: str, places: dict[bytes, memoryview]) -> AsyncIterator[list[Arrival]]:
         """See `kvstore.imports.Source`."""
         block_ids = list(places)
         request = pages_pb2.PullRequest()
@@ -48,7 +48,7 @@ class GrpcSource:
                 block_id = block_ids[part.index]
                 if parts.take(part, places[block_id]):
                     found = xxhash.xxh3_64_intdigest(places[block_id])
-                    yield Arrival(block_id, part.checksum, part.parent_id, found)
+                    yield [Arrival(block_id, part.checksum, part.parent_id, found)]
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         finally:

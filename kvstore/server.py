@@ -51,7 +51,7 @@ async def serve(runtime: ServiceRuntime) -> None:
     service = PagesService(store, transfers, runtime.verifier, node=config.node)
     pages_pb2_grpc.add_PagesServicer_to_server(service, rpc.server)
     await rpc.start([SERVICE_NAME])
-    byte_path.listen(_beside(config))
+    byte_path.listen(options.pages_listen or _beside(config))
     await runtime.announce(extra={"pages": byte_path.address} if options.byte_path else {})
     await runtime.ready()
     try:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from kvmesh.v1 import common_pb2, pages_pb2, pages_pb2_grpc
 
 from kvstore.capability import check_capability
-from kvstore.fields import block_id, block_ids, named
+from kvstore.fields import block_id, block_ids, named, unpacked
 from kvstore.files import ArenaKey
 from kvstore.imports import Fetching
 from kvstore.invariants import violations
@@ -122,7 +122,10 @@ class PagesService(pages_pb2_grpc.PagesServicer):
         return pages_pb2.GrantResponse(pages=_handles(pages))
 
     async def Lookup(self, request: pages_pb2.LookupRequest, context: Context) -> pages_pb2.LookupResponse:
-        chains = [chain.block_ids for chain in request.chains]
+        chains: list[Sequence[bytes]] = [chain.block_ids for chain in request.chains]
+        if chains and request.packed_chains:
+            raise InvalidRequest("either chains or packed_chains", param="packed_chains")
+        chains += [unpacked(chain) for chain in request.packed_chains]
         found = self._store.lookup(request.model, request.content_fingerprint, chains)
         return pages_pb2.LookupResponse(prefix_blocks=found)
 

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "kvstore": {"kvmesh", "mesh"},
     "iam_authz": {"kvmesh", "mesh"},
     "response_store": {"kvmesh", "mesh"},
-    "bench": {"mesh", "engine", "kernels", "text"},
+    "bench": {"kvmesh", "mesh", "engine", "kernels", "text", "kvstore"},
 }
 OURS = {*MAY_IMPORT, "kvmesh"}
 WITHOUT_TORCH = ("text", "deploy", "mesh", "router", "kvstore", "iam_authz", "response_store")

@@ -218,13 +218,13 @@ class _BreakingSource:
         self._pages, self._data = pages, data
         self.streams = 0
 
-    async def pull(self, handoff_id: str, places: dict[bytes, memoryview]) -> AsyncIterator[Arrival]:
+    async def pull(self, handoff_id: str, places: dict[bytes, memoryview]) -> AsyncIterator[list[Arrival]]:
         self.streams += 1
         block_id, place = next(iter(places.items()))
         # Half of another one is there already when the stream breaks.
         list(places.values())[-1][: len(place) // 2] = b"\1" * (len(place) // 2)
         place[:] = self._data[block_id]
-        yield self._pages[block_id]
+        yield [self._pages[block_id]]
         raise Unavailable("the stream broke")
 
 

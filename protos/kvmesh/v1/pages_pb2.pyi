@@ -619,20 +619,28 @@ class LookupRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     CONTENT_FINGERPRINT_FIELD_NUMBER: _builtins.int
     CHAINS_FIELD_NUMBER: _builtins.int
+    PACKED_CHAINS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     content_fingerprint: _builtins.bytes
     @_builtins.property
     def chains(self) -> _containers.RepeatedCompositeFieldContainer[Global___Chain]: ...
+    @_builtins.property
+    def packed_chains(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The same, each chain's ids of 16 bytes one after another: far cheaper for many
+        ids. Either this or `chains`.
+        """
+
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         content_fingerprint: _builtins.bytes = ...,
         chains: _abc.Iterable[Global___Chain] | None = ...,
+        packed_chains: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chains", b"chains", "content_fingerprint", b"content_fingerprint", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chains", b"chains", "content_fingerprint", b"content_fingerprint", "model", b"model", "packed_chains", b"packed_chains"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
