@@ -32,6 +32,7 @@ from kvmesh.v1 import pages_pb2, pages_pb2_grpc
 from bench.command import Row
 from kvstore.framing import SCHEME
 from kvstore.links import Links, LinkSource
+from kvstore.seals import seal
 from mesh.blocks import chain, root_id
 from mesh.ca import CertificateAuthority
 from mesh.config import MetricsConfig, ServiceConfig, write_config
@@ -204,6 +205,7 @@ async def _measure(pages: _Pages, name: str, n: int, seconds: float) -> dict[str
         block: memoryview(memory)[i * pages.page_bytes : (i + 1) * pages.page_bytes]
         for i, block in enumerate(ids)
     }
+    parents = dict(zip(ids, [root, *ids], strict=False))
     source = LinkSource(
         links,
         pages.stores.pages_address("a"),
@@ -217,7 +219,7 @@ async def _measure(pages: _Pages, name: str, n: int, seconds: float) -> dict[str
 
     async def get() -> None:
         async for batch in source.pull(handoff, places):
-            if any(arrival.found != arrival.checksum for arrival in batch):
+            if any(a.seal != seal(a.block_id, parents[a.block_id], a.found) for a in batch):
                 raise RuntimeError("a page arrived corrupt")
 
     row[f"get_{name}_gb_s"] = await _rate(seconds, size, get)

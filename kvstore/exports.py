@@ -14,6 +14,7 @@ from kvstore.arena import Arena
 from kvstore.files import ArenaKey
 from kvstore.guests import guest
 from kvstore.owners import Handoff
+from kvstore.seals import seal
 from kvstore.table import PageRecord
 from mesh.errors import Conflict, NotFound, PermissionDenied
 
@@ -34,11 +35,11 @@ class Wanted:
 @dataclass(frozen=True, slots=True)
 class Sending:
     """One page on its way; `data` is valid until the next batch is asked for. `index` counts
-    the blocks that were asked for."""
+    the blocks that were asked for; `seal` binds the bytes to their block."""
 
     index: int
     data: memoryview
-    checksum: int
+    seal: int
     parent_id: bytes
 
 
@@ -103,7 +104,12 @@ async def exported(
             pool.lease(owner, wanted.handoff_id, batch)
             settle(arena)
             yield [
-                Sending(left.pop(r.block_id), arena.files.page(r.index), r.checksum, r.parent_id)
+                Sending(
+                    left.pop(r.block_id),
+                    arena.files.page(r.index),
+                    seal(r.block_id, r.parent_id, r.checksum),
+                    r.parent_id,
+                )
                 for r in batch
             ]
             arena.sent_blocks += len(batch)

@@ -20,7 +20,7 @@ MAGIC = b"KVMPAGE1"
 # How the addresses of the byte path differ from those of gRPC.
 SCHEME = "pages+"
 SIZE = struct.Struct("<I")
-# kind, index of the block in the request, bytes that follow, checksum and parent of the page
+# kind, index of the block in the request, bytes that follow, seal and parent of the page
 HEADER = struct.Struct("<B3xIQQ16s")
 # Far above a token and a request for the longest prompt.
 PART_LIMIT_BYTES = 4 * 1024 * 1024
@@ -42,7 +42,7 @@ class Header:
     kind: Kind
     index: int
     length: int
-    checksum: int
+    seal: int
     parent_id: bytes
 
 
@@ -77,10 +77,10 @@ def receive_part(connection: socket.socket) -> bytes:
 
 def receive_header(connection: socket.socket) -> Header:
     """The next header of an answer; ConnectionError for nonsense."""
-    kind, index, length, checksum, parent_id = HEADER.unpack(receive(connection, HEADER.size))
+    kind, index, length, seal, parent_id = HEADER.unpack(receive(connection, HEADER.size))
     if kind not in Kind._value2member_map_:
         raise ConnectionError(f"a frame of kind {kind}")
-    return Header(Kind(kind), index, length, checksum, parent_id)
+    return Header(Kind(kind), index, length, seal, parent_id)
 
 
 def part(data: bytes) -> bytes:

@@ -19,6 +19,7 @@ from typing import Protocol
 from kvstore.arena import Arena
 from kvstore.guests import guest
 from kvstore.owners import Sealed
+from kvstore.seals import seal
 from mesh.errors import InternalError, MeshError, NotFound, StaleAttempt, Unavailable
 from mesh.kv.page import Page
 
@@ -36,11 +37,10 @@ CORRUPT_TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A page is complete in its place. `checksum` travelled with it, `found` is that of its bytes."""
+    """A page is complete in its place. `seal` travelled with it, `found` is the xxh3-64 of its bytes."""
 
     block_id: bytes
-    checksum: int
-    parent_id: bytes
+    seal: int
     found: int
 
 
@@ -71,13 +71,20 @@ class Import:
     """Runs one order; `pulled` counts what came."""
 
     def __init__(
-        self, arena: Arena, order: Fetching, source: Source, settle: Callable[[Arena], None]
+        self,
+        arena: Arena,
+        order: Fetching,
+        source: Source,
+        settle: Callable[[Arena], None],
+        *,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.pulled = 0
         self._arena = arena
         self._order = order
         self._source = source
         self._settle = settle
+        self._patience_s = patience_s
         self._corrupt: dict[bytes, int] = {}
         self._heard_at = 0.0
 
@@ -116,11 +123,13 @@ class Import:
                 async with aclosing(self._source.pull(handoff_id, places)) as arrivals:  # type: ignore[type-var]
                     async for batch in arrivals:
                         self._accept(epoch, missing, batch, parents)
+                if missing:
+                    raise Unavailable("not every page came as it should")
             except Unavailable as error:
-                if time.monotonic() - self._heard_at > PATIENCE_S:
+                if time.monotonic() - self._heard_at > self._patience_s:
                     raise
                 log.info("a stream of pages broke and is opened again: %s", error)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(min(RETRY_S, self._patience_s))
 
     def _accept(
         self, epoch: int, missing: dict[bytes, Page], batch: list[Arrival], parents: dict[bytes, bytes]
@@ -132,13 +141,13 @@ class Import:
             block_id, page = arrival.block_id, missing.get(arrival.block_id)
             if page is None:
                 continue
-            if arrival.found != arrival.checksum or arrival.parent_id != parents[block_id]:
+            if arrival.seal != seal(block_id, parents[block_id], arrival.found):
                 tries = self._corrupt[block_id] = self._corrupt.get(block_id, 0) + 1
                 log.warning("a page of %s arrived corrupt (%d)", order.handoff_id, tries)
                 if tries >= CORRUPT_TRIES:
                     raise InternalError("pages arrive corrupt from the other node", code="corrupt_page")
                 continue
-            sealed.append(Sealed(page, block_id, arrival.parent_id, arrival.found))
+            sealed.append(Sealed(page, block_id, parents[block_id], arrival.found))
             del missing[block_id]
         if not sealed:
             return

@@ -202,7 +202,7 @@ def _send(connection: socket.socket, page: Sending, *, compress: bool) -> None:
     kind = Kind.PAGE
     if compress and len(smaller := zlib.compress(page.data, 1)) < len(data):
         data, kind = smaller, Kind.DEFLATED
-    header = HEADER.pack(kind, page.index, len(data), page.checksum, page.parent_id)
+    header = HEADER.pack(kind, page.index, len(data), page.seal, page.parent_id)
     if isinstance(connection, ssl.SSLSocket):
         connection.sendall(header)
         connection.sendall(data)

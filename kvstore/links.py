@@ -124,7 +124,7 @@ class Link:
                 raise InternalError("the other store sent a page that nobody asked for")
             block_id, place = job.places[header.index]
             self._receive(connection, header, place)
-            job.arrived(Arrival(block_id, header.checksum, header.parent_id, xxhash.xxh3_64_intdigest(place)))
+            job.arrived(Arrival(block_id, header.seal, xxhash.xxh3_64_intdigest(place)))
 
     def _receive(self, connection: socket.socket, header: Header, place: memoryview) -> None:
         if header.kind is Kind.PAGE and header.length == len(place):

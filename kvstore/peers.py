@@ -48,7 +48,7 @@ class GrpcSource:
                 block_id = block_ids[part.index]
                 if parts.take(part, places[block_id]):
                     found = xxhash.xxh3_64_intdigest(places[block_id])
-                    yield [Arrival(block_id, part.checksum, part.parent_id, found)]
+                    yield [Arrival(block_id, part.checksum, found)]
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         finally:
@@ -99,7 +99,7 @@ def messages(sending: Sending, *, compress: bool) -> Iterator[pages_pb2.PullResp
             index=sending.index,
             offset=offset,
             data=bytes(data[offset : offset + MESSAGE_BYTES]),
-            checksum=sending.checksum,
+            checksum=sending.seal,
             parent_id=sending.parent_id,
             deflated_bytes=deflated,
         )

@@ -10,6 +10,7 @@ import pytest
 from kvmesh.v1 import pages_pb2
 
 from kvstore.imports import Arrival, Fetching, Import
+from kvstore.seals import seal
 from mesh.errors import (
     Conflict,
     InternalError,
@@ -238,7 +239,7 @@ async def test_a_broken_stream_goes_on_with_what_is_missing() -> None:
         (there,), (here,) = a.store.arenas.values(), b.store.arenas.values()
         records = {i: there.pool.table.find(i) for i in ids}
         source = _BreakingSource(
-            {i: Arrival(i, r.checksum, r.parent_id, r.checksum) for i, r in records.items() if r},
+            {i: Arrival(i, seal(i, r.parent_id, r.checksum), r.checksum) for i, r in records.items() if r},
             {i: bytes(there.files.page(r.index)) for i, r in records.items() if r},
         )
         work = Import(here, Fetching("h", "acme", 1, root), source, b.store.settle)

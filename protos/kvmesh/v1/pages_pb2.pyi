@@ -800,7 +800,9 @@ class PullResponse(_message.Message):
     """Where `data` begins in the page as it travels (deflated, if `deflated_bytes`)."""
     data: _builtins.bytes
     checksum: _builtins.int
-    """xxh3-64 of the whole page, as it was when it was committed."""
+    """xxh3-64 over the block's id, its parent's and the xxh3-64 (8 bytes, little-endian) of
+    the whole page when it was committed.
+    """
     parent_id: _builtins.bytes
     deflated_bytes: _builtins.int
     """Bytes of the deflated page; 0 where it travels as it is."""
