@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import grpc.aio
@@ -39,7 +39,7 @@ from mesh.config import MetricsConfig, ServiceConfig, write_config
 from mesh.identity import ServiceIdentity
 from mesh.kv.client import KvClient
 from mesh.kv.layout import Dtype, Layout, Plane, PlaneKind, layout_to_proto
-from mesh.kv.page import CommitItem
+from mesh.kv.page import CommitItem, Page
 from mesh.rpc import open_channel
 from mesh.supervisor.ports import Ports
 from mesh.supervisor.sweep import remove_arenas
@@ -158,7 +158,9 @@ class _Pages:
         drawn = await self.here.draw(handoff, 1, capability)
         await self.write(handoff, root, ids, drawn.writable)
 
-    async def write(self, handoff: str, root: bytes, ids: list[bytes], pages) -> None:  # type: ignore[no-untyped-def]
+    async def write(
+        self, handoff: str, root: bytes, ids: list[bytes], pages: Sequence[tuple[int, Page]]
+    ) -> None:
         size = self.page_bytes
         for _, page in pages:
             self.here.arena[page.index * size : (page.index + 1) * size] = self._value
@@ -178,12 +180,12 @@ class _Pages:
         await self.there.release(handoff)
 
 
-async def _rate(seconds: float, n_bytes: int, work: Callable[[], object]) -> float:
+async def _rate(seconds: float, n_bytes: int, work: Callable[[], Awaitable[None]]) -> float:
     """GB/s of repeating `work` that moves `n_bytes`."""
-    await work()  # type: ignore[misc]
+    await work()
     began, done = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
-        await work()  # type: ignore[misc]
+        await work()
         done += n_bytes
     return done / (time.perf_counter() - began) / 1e9
 
@@ -193,11 +195,17 @@ async def _measure(pages: _Pages, name: str, n: int, seconds: float) -> dict[str
     size = n * pages.page_bytes
 
     async def put() -> None:
+        """As decode commits what it has generated: pages of its grant, one rpc."""
         handoff, root, ids = pages.new(n)
-        await pages.put(handoff, root, ids)
-        await pages.here.release(handoff)
+        while (taken := pages.here.take(n)) is None:
+            if not await pages.here.grow(n):
+                raise RuntimeError("the store has no pages")
+        await pages.write(handoff, root, ids, list(enumerate(taken)))
+        ending.append(asyncio.create_task(pages.here.release(handoff)))
 
+    ending: list[asyncio.Task[None]] = []
     row: dict[str, object] = {f"put_{name}_gb_s": await _rate(seconds, size, put)}
+    await asyncio.gather(*ending)
     handoff, root, ids = pages.new(n)
     await pages.put(handoff, root, ids)
     links, memory = pages.stores.links(), mmap.mmap(-1, size)
