@@ -28,6 +28,7 @@ from mesh.errors import (
     Overloaded,
     StaleHandle,
     Unavailable,
+    Unimplemented,
 )
 from mesh.kv.client import KvClient
 from mesh.kv.page import Drawn, Page
