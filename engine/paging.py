@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from engine.errors import EngineError
 
+KV_DTYPES = ("f32", "f16", "bf16", "int8")
+"""int8: codes, and a scale per token and head in a plane of their own."""
 ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
 CHUNK_TOKENS = 64
 """Attention splits the context at multiples of this; a page divides it, so that no page straddles a split."""
@@ -22,7 +24,7 @@ class Plane:
     group: int
     layer: int
     kind: str
-    """"k" or "v"."""
+    """"k", "v", or "scale": of each token and head the scales of key and value, where those are i8."""
     heads: int
     dim: int
     dtype: str
@@ -73,12 +75,22 @@ def page_geometry(
 ) -> PageGeometry:
     """Lays the planes of all layers out one after another in a single full-attention group."""
     check_page_tokens(page_tokens)
-    if dtype not in ("f32", "f16", "bf16"):
-        raise EngineError(f"kv_dtype is {dtype!r}: it must be f32, f16 or bf16")
+    if dtype not in KV_DTYPES:
+        raise EngineError(f"kv_dtype is {dtype!r}: it must be {', '.join(KV_DTYPES[:-1])} or {KV_DTYPES[-1]}")
+    item = "i8" if dtype == "int8" else dtype
     planes: list[Plane] = []
     offset = 0
+
+    def add(cache: LayerCache, kind: str, dim: int, item: str) -> None:
+        nonlocal offset
+        planes.append(Plane(0, cache.layer, kind, cache.heads, dim, item, offset))
+        offset += cache.heads * page_tokens * dim * ITEM_BYTES[item]
+
+    if item == "i8":  # first, so that each scale lies at a multiple of its size
+        for cache in caches:
+            add(cache, "scale", len(kinds), "f32")
     for cache in caches:
         for kind in kinds:
-            planes.append(Plane(0, cache.layer, kind, cache.heads, cache.dim, dtype, offset))
-            offset += cache.heads * page_tokens * cache.dim * ITEM_BYTES[dtype]
-    return PageGeometry(page_tokens, offset, (CacheGroup(0),), tuple(planes))
+            add(cache, kind, cache.dim, item)
+    unit = max(ITEM_BYTES[plane.dtype] for plane in planes)
+    return PageGeometry(page_tokens, -(-offset // unit) * unit, (CacheGroup(0),), tuple(planes))

@@ -200,8 +200,10 @@ class Lowering:
             q, op.cache.heads, shared, op.cache.dim, op.scale, op.window, *self._planes(op.cache), out
         )
 
-    def _planes(self, cache: LayerCache) -> tuple[int, int]:
-        return self._layout.plane(cache.layer, "k").offset, self._layout.plane(cache.layer, "v").offset
+    def _planes(self, cache: LayerCache) -> tuple[int, int, int]:
+        """Offsets of keys, values and their scales in a page; the last is 0 where there are none."""
+        k, v = self._layout.plane(cache.layer, "k"), self._layout.plane(cache.layer, "v")
+        return k.offset, v.offset, self._layout.plane(cache.layer, "scale").offset if k.dtype == "i8" else 0
 
     def _new(self, tensor: Tensor) -> View:
         view: View = (self._engine.buffer(tensor.width, _picked(tensor), False), 0, tensor.width)

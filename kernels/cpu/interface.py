@@ -44,7 +44,12 @@ class CoreEngine(Protocol):
     def rope(self, x: View, heads: int, dim: int, table: int, interleaved: bool) -> None:
         """In place."""
 
-    def write_kv(self, k: View, v: View, heads: int, dim: int, k_offset: int, v_offset: int) -> None: ...
+    def write_kv(
+        self, k: View, v: View, heads: int, dim: int, k_offset: int, v_offset: int, scale_offset: int
+    ) -> None:
+        """Offsets are of planes in a page. `scale_offset` counts in 8-bit pages only: [heads][tokens][2] f32,
+        the scales of a key and of its value."""
+
     def attend(
         self,
         q: View,
@@ -55,6 +60,7 @@ class CoreEngine(Protocol):
         window: int,
         k_offset: int,
         v_offset: int,
+        scale_offset: int,
         out: View,
     ) -> None: ...
     def silu_gate(self, x: View, y: View, out: View, picked: bool) -> None: ...
@@ -106,7 +112,9 @@ class Core(Protocol):
     def best_isa(self) -> str: ...
     def has_isa(self, isa: str) -> bool: ...
     def run_exp(self, isa: str, x: Floats, out: Floats) -> None: ...
-    def run_store(self, isa: str, x: Floats, dtype: str, out: Codes) -> None: ...
+    def run_store(self, isa: str, x: Floats, dtype: str, out: Codes) -> None:
+        """ "int8": codes, then their scale."""
+
     def run_peak_int8(self, isa: str, rounds: int) -> float:
         """Integer operations done in that many rounds, without the GIL; 0 where it cannot be measured."""
 

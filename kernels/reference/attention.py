@@ -60,6 +60,33 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """Keys or values of a layer: runs of numbers, or of codes with the scales of their tokens."""
+
+    numbers: Tensor
+    """[runs, run * dim]"""
+    scales: Tensor | None = None
+    """[runs, run * 2], where the numbers are codes."""
+    which: int = 0
+    """Of each token's two scales."""
+    page_stride: int = 0
+    """Runs from one page to the next,"""
+    scale_page_stride: int = 0
+    """and runs of scales."""
+
+    def take(self, runs: Tensor, dim: int) -> Tensor:
+        """Some runs in float32. [len(runs), run * dim]"""
+        found = self.numbers.index_select(0, runs)
+        if self.scales is None:
+            return found if found.dtype == torch.float32 else found.float()
+        pages = runs.div(self.page_stride, rounding_mode="floor")
+        inside = runs - pages * self.page_stride
+        scales = self.scales.index_select(0, pages * self.scale_page_stride + inside)
+        tokens = scales.view(len(runs), -1, 2)[:, :, self.which, None]
+        return (found.view(len(runs), -1, dim).float() * tokens).view(len(runs), -1)
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """Tiles of one size that run as one batch. Items are (tile, chunk) pairs, those at an edge first."""
 
@@ -194,15 +221,15 @@ def _group(tiles: list[_Tile], size: int, pool: Pool, window: int) -> Group:
 
 def attend(
     q: Tensor,
-    k_runs: Tensor,
-    v_runs: Tensor,
+    k_runs: Stored,
+    v_runs: Stored,
     groups: Sequence[Group],
     *,
     kv_heads: int,
     scale: float,
     bmm: Batched = torch.bmm,
 ) -> Tensor:
-    """[rows, query heads, dim] -> [rows, query heads * dim], over pages of [runs, run * dim] numbers."""
+    """[rows, query heads, dim] -> [rows, query heads * dim], over pages."""
     heads, dim = q.shape[1], q.shape[2]
     out = torch.empty(q.shape[0], heads * dim)
     scaled = q * scale
@@ -212,7 +239,7 @@ def attend(
 
 
 def _attend_group(
-    q: Tensor, k_runs: Tensor, v_runs: Tensor, group: Group, kv_heads: int, bmm: Batched, out: Tensor
+    q: Tensor, k_runs: Stored, v_runs: Stored, group: Group, kv_heads: int, bmm: Batched, out: Tensor
 ) -> None:
     tiles, rows, items = group.tiles, group.rows, len(group.item_tile)
     shared, dim = q.shape[1] // kv_heads, q.shape[2]
@@ -220,10 +247,8 @@ def _attend_group(
 
     queries = q.index_select(0, group.query_rows).view(tiles, rows, kv_heads, shared, dim).transpose(1, 2)
     queries = queries.index_select(0, group.item_tile).reshape(items * kv_heads, lines, dim)
-    k = k_runs.index_select(0, group.runs).view(items * kv_heads, CHUNK, dim)
-    v = v_runs.index_select(0, group.runs).view(items * kv_heads, CHUNK, dim)
-    if k.dtype != torch.float32:
-        k, v = k.float(), v.float()
+    k = k_runs.take(group.runs, dim).view(items * kv_heads, CHUNK, dim)
+    v = v_runs.take(group.runs, dim).view(items * kv_heads, CHUNK, dim)
     v.view(items, kv_heads, CHUNK, dim)[: group.edges].masked_fill_(group.unwritten, 0.0)
 
     p = bmm(queries, k.transpose(1, 2))

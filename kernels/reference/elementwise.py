@@ -49,3 +49,15 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
 def silu_gate(gate: Tensor, up: Tensor) -> Tensor:
     """gate / (1 + exp(-gate)) * up"""
     return (gate / torch.neg(gate).exp_().add_(1.0)).mul_(up)
+
+
+def eight_bits(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric 8-bit codes over the last dimension, to the nearest, as int8; and their scales.
+
+    Where a number is not finite, the scale is none either.
+    """
+    largest = x.abs().amax(-1, keepdim=True)
+    tiny = largest < 1e-35
+    scale = torch.where(tiny, 0.0, largest / 127) + (x * 0.0).sum(-1, keepdim=True)
+    codes = (x * torch.where(tiny, 0.0, 127 / largest)).round_().nan_to_num_(0.0, 0.0, 0.0)
+    return codes.to(torch.int8), scale.squeeze(-1)

@@ -145,7 +145,9 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         choices=("reference", "cpu"),
         help="what computes: cpu (C++, quantised, the default) or reference (float32, slow; needs torch)",
     )
-    up.add_argument("--kv-dtype", choices=("f32", "f16", "bf16"), help="numbers in KV pages (default f16)")
+    up.add_argument(
+        "--kv-dtype", choices=("f32", "f16", "bf16", "int8"), help="numbers in KV pages (default f16)"
+    )
     up.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with these names")
     up.add_argument("--detach", action="store_true", help="return when ready and leave the mesh running")
     # For tests: pages per model instead of memory. And what --detach runs in the background.

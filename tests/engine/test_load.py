@@ -147,7 +147,7 @@ def test_a_scheme_that_is_not_understood(source: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"page_tokens": 24}, {"page_tokens": 0}, {"kv_dtype": "i8"}, {"threads": 0}]
+    "options", [{"page_tokens": 24}, {"page_tokens": 0}, {"kv_dtype": "i9"}, {"threads": 0}]
 )
 def test_options_that_cannot_be(options: dict[str, object]) -> None:
     with pytest.raises(EngineError):

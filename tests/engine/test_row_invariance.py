@@ -23,7 +23,7 @@ def same_bits(a: Logits, b: Logits) -> bool:
     return a.tobytes() == b.tobytes()
 
 
-@pytest.fixture(scope="module", params=["f32", "f16", "bf16"])
+@pytest.fixture(scope="module", params=["f32", "f16", "bf16", "int8"])
 def tiny(request: pytest.FixtureRequest) -> Executor:
     return load("tiny:seed=3", kv_dtype=request.param)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.reference.attention import CHUNK, Pool, Range, attend, plan
+from kernels.reference.attention import CHUNK, Pool, Range, Stored, attend, plan
 from kernels.reference.invariance import Evidence, attention_sizes, numbers, one_at_a_time, same_bits
 
 KV_HEADS, SHARED, DIM = 2, 3, 16
@@ -64,8 +64,8 @@ def run(
     flat = pages.view(2, -1, run_tokens * DIM)
     out = attend(
         torch.cat(queries),
-        flat[0],
-        flat[1],
+        Stored(flat[0]),
+        Stored(flat[1]),
         groups,
         kv_heads=KV_HEADS,
         scale=SCALE,

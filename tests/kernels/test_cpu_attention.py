@@ -11,7 +11,7 @@ from kernels.cpu import load
 from tests.kernels.cpu_programs import ISAS, Floats, add_floats, normal, numbers
 
 TOKENS = 700
-ITEM = {"f32": 4, "f16": 2, "bf16": 2}
+ITEM = {"f32": 4, "f16": 2, "bf16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,16 @@ class Attending:
         x = engine.buffer(q_width + 2 * k_width, False, False)
         out, picked = engine.buffer(q_width, False, False), engine.buffer(q_width, True, False)
         plane = shape.heads * page_tokens * shape.dim * ITEM[dtype]
+        scales = shape.heads * page_tokens * 8 if dtype == "int8" else 0
         engine.embed(add_floats(engine, table), 1.0, (x, 0, table.shape[1]))
         engine.write_kv(
-            (x, q_width, k_width), (x, q_width + k_width, k_width), shape.heads, shape.dim, 0, plane
+            (x, q_width, k_width),
+            (x, q_width + k_width, k_width),
+            shape.heads,
+            shape.dim,
+            0,
+            plane,
+            2 * plane,
         )
         engine.attend(
             (x, 0, q_width),
@@ -59,6 +66,7 @@ class Attending:
             shape.window,
             0,
             plane,
+            2 * plane,
             (out, 0, q_width),
         )
         engine.pick((out, 0, q_width), (picked, 0, q_width))
@@ -67,8 +75,8 @@ class Attending:
         engine.plan(96, TOKENS)
         self.pages = -(-TOKENS // page_tokens) + 3
         # Bits that are no numbers wherever nobody wrote.
-        self.arena = np.full(self.pages * (2 * plane + 8), 255, np.uint8)
-        engine.bind(self.arena, self.pages, 2 * plane + 8, page_tokens, dtype)
+        self.arena = np.full(self.pages * (2 * plane + scales + 8), 255, np.uint8)
+        engine.bind(self.arena, self.pages, 2 * plane + scales + 8, page_tokens, dtype)
 
     def run(self, parts: Sequence[int]) -> Floats:
         """All rows, in steps of these sizes, over pages in a scattered order."""
@@ -133,7 +141,7 @@ def test_against_the_twin_over_instruction_sets(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("shape", [Shape(2, 3, 16), Shape(2, 2, 24, window=130)], ids=str)
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "int8"])
 def test_company_page_size_and_threads_change_no_bit(shape: Shape, dtype: str) -> None:
     table = table_of(shape, TOKENS)
     whole = Attending(table, shape, dtype=dtype).run([TOKENS])
@@ -143,17 +151,32 @@ def test_company_page_size_and_threads_change_no_bit(shape: Shape, dtype: str) -
         (1, 2, [100, 600]),
         (64, 2, [690] + [1] * 10),
         (8, 3, [512, 1, 187]),
+        (32, 1, [33, 667]),
     ):
         other = Attending(table, shape, dtype=dtype, page_tokens=page_tokens, threads=threads)
         assert other.run(parts).tobytes() == whole.tobytes(), (page_tokens, threads, parts)
 
 
-def test_halves_are_near_floats() -> None:
-    shape = Shape(2, 3, 16)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("f16", 5e-3), ("bf16", 5e-2), ("int8", 5e-2)])
+@pytest.mark.parametrize("dim", [16, 20])
+def test_smaller_numbers_are_near_floats(dtype: str, tolerance: float, dim: int) -> None:
+    shape = Shape(2, 3, dim)
     table = table_of(shape, 200)
-    for dtype, tolerance in (("f16", 5e-3), ("bf16", 5e-2)):
-        found = Attending(table, shape, dtype=dtype).run([200])
-        np.testing.assert_allclose(found, twin(table, shape), rtol=0, atol=tolerance)
+    found = {isa: Attending(table, shape, dtype=dtype, isa=isa).run([200]) for isa in ISAS}
+    for result in found.values():
+        np.testing.assert_allclose(result, twin(table, shape), rtol=0, atol=tolerance)
+    assert len({result.tobytes() for result in found.values()}) == 1
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_in_8_bits_a_key_that_is_not_finite_shows_from_its_row_on(isa: str, broken: float) -> None:
+    shape = Shape(2, 1, 16)
+    table = table_of(shape, 100)
+    table[70, shape.widths[0] + 3] = broken
+    found = Attending(table, shape, dtype="int8", isa=isa).run([100])
+    assert np.isfinite(found[:70]).all()
+    assert not np.isfinite(found[70:, :16]).any()
 
 
 def test_large_scores_neither_overflow_nor_vanish() -> None:

@@ -54,18 +54,25 @@ inline void multiply(const float* a, std::ptrdiff_t a_stride, int rows, const fl
 struct ChunkLines {
   const std::uint8_t* keys[kChunk];
   const std::uint8_t* values[kChunk];
+  const std::uint8_t* key_scales[kChunk];  // these two for 8-bit pages only
+  const std::uint8_t* value_scales[kChunk];
 };
 
 inline void find_lines(const Attention& attention, const Range& range, int head, int first, int count, ChunkLines& lines) {
   const Plane& k = attention.k;
   const Plane& v = attention.v;
-  const std::size_t k_bytes = static_cast<std::size_t>(k.dim) * k.item_bytes();
-  const std::size_t v_bytes = static_cast<std::size_t>(v.dim) * v.item_bytes();
+  const std::size_t k_bytes = k.line_bytes(), v_bytes = v.line_bytes();
   for (int token = 0; token < count;) {
     const int page = range.pages[(first + token) / k.page_tokens];
     const std::uint8_t* key = k.at(page, head, 0);
     const std::uint8_t* value = v.at(page, head, 0);
     const int end = count - token < k.page_tokens ? count : token + k.page_tokens;
+    if (k.dtype == Dtype::i8) {
+      for (int t = token; t < end; ++t) {
+        lines.key_scales[t] = k.scale_at(page, head, t - token);
+        lines.value_scales[t] = v.scale_at(page, head, t - token);
+      }
+    }
     for (; token < end; ++token, key += k_bytes, value += v_bytes) {
       lines.keys[token] = key;
       lines.values[token] = value;
@@ -84,9 +91,12 @@ inline void fetch_lines(const ChunkLines& lines, int first, int count, std::size
 }
 
 template <Dtype kDtype>
-inline F8 load_as(const std::uint8_t* line, int at, int dim) {
-  return load_stored(line + static_cast<std::size_t>(at) * (kDtype == Dtype::f32 ? 4 : 2), kDtype,
-                     dim - at < 8 ? dim - at : 8);
+inline F8 load_as(const std::uint8_t* line, const std::uint8_t* scale, int at, int dim) {
+  const F8 stored = load_stored(line + at * item_bytes(kDtype), kDtype, dim - at < 8 ? dim - at : 8);
+  if constexpr (kDtype != Dtype::i8) return stored;
+  float factor;
+  __builtin_memcpy(&factor, scale, sizeof factor);
+  return mul8(stored, all(factor));
 }
 
 // The chunk as floats: keys turned to [dim][64], values as [64][dim]; tokens from `count` on are 0.
@@ -96,16 +106,20 @@ inline void stage_as(const ChunkLines& lines, int dim, int count, const ChunkLin
   const int padded = padded8(dim);
   for (int token = 0; token < kChunk; token += 8) {
     fetch_lines(next, token, token + 8 < next_count ? token + 8 : next_count,
-                static_cast<std::size_t>(dim) * (kDtype == Dtype::f32 ? 4 : 2));
+                static_cast<std::size_t>(dim) * static_cast<std::size_t>(item_bytes(kDtype)));
     const int known = count - token < 0 ? 0 : count - token < 8 ? count - token : 8;
     for (int t = 0; t < known; ++t) {
       const std::uint8_t* line = lines.values[token + t];
-      for (int d = 0; d < padded; d += 8) store8(values + (token + t) * padded + d, load_as<kDtype>(line, d, dim));
+      const std::uint8_t* scale = kDtype == Dtype::i8 ? lines.value_scales[token + t] : nullptr;
+      for (int d = 0; d < padded; d += 8) {
+        store8(values + (token + t) * padded + d, load_as<kDtype>(line, scale, d, dim));
+      }
     }
     for (int d = 0; d < padded; d += 8) {
       F8 eight[8];
       for (int t = 0; t < 8; ++t) {
-        eight[t] = t < known ? load_as<kDtype>(lines.keys[token + t], d, dim) : all(0.0f);
+        const std::uint8_t* scale = kDtype == Dtype::i8 && t < known ? lines.key_scales[token + t] : nullptr;
+        eight[t] = t < known ? load_as<kDtype>(lines.keys[token + t], scale, d, dim) : all(0.0f);
       }
       turn8(eight, keys + d * kChunk + token, kChunk);
     }
@@ -121,6 +135,8 @@ inline void stage(Dtype dtype, const ChunkLines& lines, int dim, int count, cons
       return stage_as<Dtype::f16>(lines, dim, count, next, next_count, keys, values);
     case Dtype::bf16:
       return stage_as<Dtype::bf16>(lines, dim, count, next, next_count, keys, values);
+    case Dtype::i8:
+      return stage_as<Dtype::i8>(lines, dim, count, next, next_count, keys, values);
   }
 }
 

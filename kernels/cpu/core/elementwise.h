@@ -144,7 +144,27 @@ inline std::uint16_t float_to_bf16(float x) {
   return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-inline void store(const float* x, int count, Dtype dtype, void* out) {
+// Symmetric 8-bit codes with one scale, which is no number where one of x is none.
+inline void store_codes(const float* x, int count, std::uint8_t* out, void* scale_out) {
+  F8 most = all(0.0f), not_finite = all(0.0f);
+  for (int i = 0; i < count; i += 8) {
+    const F8 part = count - i < 8 ? load_some(x + i, count - i) : load(x + i);
+    most = max8(most, abs8(part));
+    not_finite = fma8(part, all(0.0f), not_finite);
+  }
+  const float largest = max_of(most);
+  const bool tiny = !(largest >= 1e-35f);
+  const float inverse = tiny ? 0.0f : 127.0f / largest;
+  const float scale = (tiny ? 0.0f : largest / 127.0f) + sum_of(not_finite);
+  for (int i = 0; i < count; ++i) {
+    const float rounded = (x[i] * inverse + 12582912.0f) - 12582912.0f;
+    const int code = rounded >= -127.0f && rounded <= 127.0f ? static_cast<int>(rounded) : 0;
+    out[i] = static_cast<std::uint8_t>(code);
+  }
+  __builtin_memcpy(scale_out, &scale, sizeof scale);
+}
+
+inline void store(const float* x, int count, Dtype dtype, void* out, void* scale) {
   auto* bytes = static_cast<std::uint8_t*>(out);
   switch (dtype) {
     case Dtype::f32:
@@ -165,14 +185,16 @@ inline void store(const float* x, int count, Dtype dtype, void* out) {
         __builtin_memcpy(bytes + 2 * i, &h, 2);
       }
       return;
+    case Dtype::i8:
+      return store_codes(x, count, bytes, scale);
   }
 }
 
-// Eight stored numbers as floats; `count` of them exist, the others become 0.
+// Eight stored numbers (or codes) as floats; `count` of them exist, the others become 0.
 inline F8 load_stored(const std::uint8_t* p, Dtype dtype, int count) {
   std::uint8_t part[32] = {};
   if (count < 8) {
-    __builtin_memcpy(part, p, static_cast<std::size_t>(count) * (dtype == Dtype::f32 ? 4 : 2));
+    __builtin_memcpy(part, p, static_cast<std::size_t>(count) * static_cast<std::size_t>(item_bytes(dtype)));
     p = part;
   }
   switch (dtype) {
@@ -183,6 +205,8 @@ inline F8 load_stored(const std::uint8_t* p, Dtype dtype, int count) {
     }
     case Dtype::f16:
       return load_half(p);
+    case Dtype::i8:
+      return load_codes8(p);
     case Dtype::bf16:
       break;
   }

@@ -29,7 +29,10 @@ constexpr int kTileRows = 12;    // what blocks of rows are multiples of: tiles 
 constexpr int kFineSteps = 4095; // scales of activations are whole multiples, up to this, of their row's step
 
 enum class Form : int { u4 = 0, i8 = 1, f32 = 2, f16 = 3, bf16 = 4 };
-enum class Dtype : int { f32 = 0, f16 = 1, bf16 = 2 };
+enum class Dtype : int { f32 = 0, f16 = 1, bf16 = 2, i8 = 3 };
+constexpr int item_bytes(Dtype dtype) { return dtype == Dtype::f32 ? 4 : dtype == Dtype::i8 ? 1 : 2; }
+constexpr int kScalesPerLine = 2;  // of a token and head in 8-bit pages: the key's, then the value's, both f32
+
 constexpr bool coded(Form form) { return form == Form::u4 || form == Form::i8; }
 // Bytes of one number where the form has no codes.
 constexpr int number_bytes(Form form) { return form == Form::f32 ? 4 : 2; }
@@ -103,12 +106,17 @@ struct Plane {
   int heads;
   int dim;
   Dtype dtype;
+  std::uint8_t* scales;  // i8 only: the first scale that belongs to `base`; the others 2 floats apart
 
-  std::size_t item_bytes() const { return dtype == Dtype::f32 ? 4 : 2; }
+  std::size_t line_bytes() const { return static_cast<std::size_t>(dim) * static_cast<std::size_t>(item_bytes(dtype)); }
+  std::size_t line(int head, int slot) const {
+    return static_cast<std::size_t>(head) * static_cast<std::size_t>(page_tokens) + static_cast<std::size_t>(slot);
+  }
   std::uint8_t* at(int page, int head, int slot) const {
-    const std::size_t line = static_cast<std::size_t>(head) * static_cast<std::size_t>(page_tokens) +
-                             static_cast<std::size_t>(slot);
-    return base + static_cast<std::size_t>(page) * page_bytes + line * static_cast<std::size_t>(dim) * item_bytes();
+    return base + static_cast<std::size_t>(page) * page_bytes + line(head, slot) * line_bytes();
+  }
+  std::uint8_t* scale_at(int page, int head, int slot) const {
+    return scales + static_cast<std::size_t>(page) * page_bytes + line(head, slot) * kScalesPerLine * sizeof(float);
   }
 };
 
@@ -150,7 +158,8 @@ struct Kernels {
   void (*rope)(float* x, int heads, int dim, const float* cosines, const float* sines, bool interleaved);
   void (*silu_gate)(const float* gate, const float* up, int width, float* out);
   void (*add)(const float* x, const float* y, int width, float* out);
-  void (*store)(const float* x, int count, Dtype dtype, void* out);
+  // i8: codes, and their scale to `scale`, which is not read for the others.
+  void (*store)(const float* x, int count, Dtype dtype, void* out, void* scale);
   // One row of the weight as floats, times `scale`.
   void (*expand)(const Weight& weight, int row, float scale, float* out);
   // Rows [first, last) x panels [panel, panel_end).

@@ -123,6 +123,13 @@ inline F8 load_half(const std::uint8_t* p) {
   return r;
 }
 
+// Eight signed bytes.
+inline F8 load_codes8(const std::uint8_t* p) {
+  F8 r;
+  for (int i = 0; i < 8; ++i) r.v[i] = static_cast<float>(static_cast<std::int8_t>(p[i]));
+  return r;
+}
+
 inline F8 load_bf16(const std::uint8_t* p) {
   F8 r;
   for (int i = 0; i < 8; ++i) {

@@ -50,7 +50,8 @@ struct Operation {
   int shared = 0;       // attend: query heads per key head
   int window = 0;
   bool interleaved = false;
-  std::size_t k_offset = 0, v_offset = 0;  // write_kv, attend: of the planes in a page
+  // write_kv, attend: of the planes in a page; scales are read in 8-bit pages only
+  std::size_t k_offset = 0, v_offset = 0, scale_offset = 0;
 };
 
 struct Buffer {

@@ -62,10 +62,14 @@ Error Runner::bind(const Pages& pages) {
   for (int i = 0; i < static_cast<int>(operations.size()); ++i) {
     const Operation& op = operations[index(i)];
     if (op.kind != Kind::write_kv && op.kind != Kind::attend) continue;
-    const std::size_t item = pages.dtype == Dtype::f32 ? 4 : 2;
-    const std::size_t bytes = item * index(op.heads) * index(op.dim) * index(pages.page_tokens);
-    for (const std::size_t offset : {op.k_offset, op.v_offset}) {
-      if (offset > pages.page_bytes || bytes > pages.page_bytes - offset) return {"a plane leaves its page", i};
+    const std::size_t lines = index(op.heads) * index(pages.page_tokens);
+    const std::size_t bytes = index(item_bytes(pages.dtype)) * index(op.dim) * lines;
+    const std::size_t scales = pages.dtype == Dtype::i8 ? kScalesPerLine * sizeof(float) * lines : 0;
+    const auto fits = [&](std::size_t offset, std::size_t size) {
+      return offset <= pages.page_bytes && size <= pages.page_bytes - offset;
+    };
+    if (!fits(op.k_offset, bytes) || !fits(op.v_offset, bytes) || !fits(op.scale_offset, scales)) {
+      return {"a plane leaves its page", i};
     }
   }
   pages_ = pages;
@@ -183,8 +187,9 @@ Quantised Runner::quantised(const View& view) const {
   return {reinterpret_cast<CodedGroup*>(groups), reinterpret_cast<float*>(steps), buffer.width};
 }
 
-Plane Runner::plane(const Operation& op, std::size_t offset) const {
-  return {pages_.data + offset, pages_.page_bytes, pages_.page_tokens, op.heads, op.dim, pages_.dtype};
+Plane Runner::plane(const Operation& op, std::size_t offset, int scale) const {
+  return {pages_.data + offset, pages_.page_bytes, pages_.page_tokens, op.heads, op.dim, pages_.dtype,
+          pages_.data + op.scale_offset + index(scale) * sizeof(float)};
 }
 
 void Runner::rows(const Phase& phase, int first, int last) {
@@ -222,10 +227,12 @@ void Runner::row(const Operation& op, int row) {
       const int position = positions_[index(row)];
       const Range& range = ranges_[index(row_range_[index(row)])];
       const int page = range.pages[position / pages_.page_tokens], slot = position % pages_.page_tokens;
-      const Plane k = plane(op, op.k_offset), v = plane(op, op.v_offset);
+      const Plane k = plane(op, op.k_offset, 0), v = plane(op, op.v_offset, 1);
       for (int head = 0; head < op.heads; ++head) {
-        kernels_.store(lines(op.x).row(row) + head * op.dim, op.dim, pages_.dtype, k.at(page, head, slot));
-        kernels_.store(lines(op.y).row(row) + head * op.dim, op.dim, pages_.dtype, v.at(page, head, slot));
+        kernels_.store(lines(op.x).row(row) + head * op.dim, op.dim, pages_.dtype, k.at(page, head, slot),
+                       k.scale_at(page, head, slot));
+        kernels_.store(lines(op.y).row(row) + head * op.dim, op.dim, pages_.dtype, v.at(page, head, slot),
+                       v.scale_at(page, head, slot));
       }
       return;
     }
@@ -278,8 +285,8 @@ void Runner::product(const Operation& op, int count, float* out) {
 }
 
 void Runner::attend(const Operation& op) {
-  const Attention attention{plane(op, op.k_offset), plane(op, op.v_offset), lines(op.x), lines(op.out),
-                            op.shared,              op.number,              op.window};
+  const Attention attention{plane(op, op.k_offset, 0), plane(op, op.v_offset, 1), lines(op.x), lines(op.out),
+                            op.shared,                 op.number,                 op.window};
   const int rows = tile_rows(op.shared);
   tile_count_ = 0;
   int spans = 1;

@@ -68,7 +68,7 @@ class Runner {
 
   Lines lines(const View& view) const;
   Quantised quantised(const View& view) const;
-  Plane plane(const Operation& op, std::size_t offset) const;
+  Plane plane(const Operation& op, std::size_t offset, int scale) const;
   std::uint8_t* scratch(int worker) const { return scratch_ + scratch_bytes_ * static_cast<std::size_t>(worker); }
 
   const Program& program_;

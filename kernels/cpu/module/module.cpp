@@ -52,6 +52,14 @@ kv::Form form_named(const std::string& name) {
   throw std::invalid_argument("there is no weight form " + name);
 }
 
+kv::Dtype dtype_named(const std::string& name) {
+  if (name == "f32") return kv::Dtype::f32;
+  if (name == "f16") return kv::Dtype::f16;
+  if (name == "bf16") return kv::Dtype::bf16;
+  if (name == "int8") return kv::Dtype::i8;
+  throw std::invalid_argument("pages cannot hold " + name);
+}
+
 kv::Weight weight_of(const std::string& form, int rows, int columns, bool half, bool minima, int group,
                      const std::uint8_t* data = nullptr) {
   if (rows < 1 || columns < 1 || rows > (1 << 28) || columns > (1 << 24)) {
@@ -164,7 +172,8 @@ class Engine {
     add(op);
   }
 
-  void write_kv(const ViewOf& k, const ViewOf& v, int heads, int dim, std::size_t k_offset, std::size_t v_offset) {
+  void write_kv(const ViewOf& k, const ViewOf& v, int heads, int dim, std::size_t k_offset, std::size_t v_offset,
+                std::size_t scale_offset) {
     kv::Operation op{};
     op.kind = kv::Kind::write_kv;
     op.x = view(k);
@@ -173,11 +182,12 @@ class Engine {
     op.dim = dim;
     op.k_offset = k_offset;
     op.v_offset = v_offset;
+    op.scale_offset = scale_offset;
     add(op);
   }
 
   void attend(const ViewOf& q, int heads, int shared, int dim, float scale, int window, std::size_t k_offset,
-              std::size_t v_offset, const ViewOf& out) {
+              std::size_t v_offset, std::size_t scale_offset, const ViewOf& out) {
     kv::Operation op{};
     op.kind = kv::Kind::attend;
     op.x = view(q);
@@ -188,6 +198,7 @@ class Engine {
     op.window = window;
     op.k_offset = k_offset;
     op.v_offset = v_offset;
+    op.scale_offset = scale_offset;
     op.out = view(out);
     add(op);
   }
@@ -239,14 +250,7 @@ class Engine {
 
   void bind(Array<std::uint8_t, 1> arena, int pages, std::size_t page_bytes, int page_tokens, const std::string& dtype) {
     planned();
-    kv::Dtype type = kv::Dtype::f32;
-    if (dtype == "f16") {
-      type = kv::Dtype::f16;
-    } else if (dtype == "bf16") {
-      type = kv::Dtype::bf16;
-    } else if (dtype != "f32") {
-      throw std::invalid_argument("pages cannot hold " + dtype);
-    }
+    const kv::Dtype type = dtype_named(dtype);
     if (pages < 1 || page_bytes == 0 || static_cast<std::size_t>(pages) > arena.size() / page_bytes) {
       throw std::invalid_argument("the pages do not fit in the arena");
     }
@@ -372,11 +376,12 @@ void run_exp(const std::string& isa, Array<const float, 1> x, Array<float, 1> ou
 
 void run_store(const std::string& isa, Array<const float, 1> x, const std::string& dtype, Array<std::uint8_t, 1> out) {
   const kv::Kernels* kernels = kv::choose_kernels(isa.c_str());
-  const kv::Dtype type = dtype == "f16" ? kv::Dtype::f16 : dtype == "bf16" ? kv::Dtype::bf16 : kv::Dtype::f32;
-  if (kernels == nullptr || out.size() < x.size() * (type == kv::Dtype::f32 ? 4 : 2)) {
+  const kv::Dtype type = dtype_named(dtype);
+  const std::size_t bytes = x.size() * static_cast<std::size_t>(kv::item_bytes(type));
+  if (kernels == nullptr || out.size() < bytes + (type == kv::Dtype::i8 ? sizeof(float) : 0)) {
     throw std::invalid_argument("no such kernel or size");
   }
-  kernels->store(x.data(), whole(x.size()), type, out.data());
+  kernels->store(x.data(), whole(x.size()), type, out.data(), out.data() + bytes);
 }
 
 // What benchmarks measure the machine with.
@@ -419,9 +424,10 @@ NB_MODULE(_kvmesh_cpu, m) {
       .def("quantise", &Engine::quantise, "x"_a, "out"_a, "picked"_a)
       .def("product", &Engine::product, "x"_a, "weight"_a, "bias"_a, "epilogue"_a, "out"_a, "picked"_a)
       .def("rope", &Engine::rope, "x"_a, "heads"_a, "dim"_a, "table"_a, "interleaved"_a)
-      .def("write_kv", &Engine::write_kv, "k"_a, "v"_a, "heads"_a, "dim"_a, "k_offset"_a, "v_offset"_a)
+      .def("write_kv", &Engine::write_kv, "k"_a, "v"_a, "heads"_a, "dim"_a, "k_offset"_a, "v_offset"_a,
+           "scale_offset"_a)
       .def("attend", &Engine::attend, "q"_a, "heads"_a, "shared"_a, "dim"_a, "scale"_a, "window"_a, "k_offset"_a,
-           "v_offset"_a, "out"_a)
+           "v_offset"_a, "scale_offset"_a, "out"_a)
       .def("silu_gate", &Engine::silu_gate, "x"_a, "y"_a, "out"_a, "picked"_a)
       .def("add", &Engine::add_lines, "x"_a, "y"_a, "out"_a, "picked"_a)
       .def("pick", &Engine::pick, "x"_a, "out"_a)
