@@ -1,9 +1,10 @@
 """Sends a request's answer: whole, or as server-sent events.
 
-Headers go out with the first event, so that everything that fails before the first
-token has its real status. A stream that fails later ends with an `error` event and
-without `[DONE]`. The client's leaving is watched for in both modes and stops the work
-at once; a client that reads slowly slows the worker down. It does not know fields.
+Headers go out with the first event, so that what fails before the first token has its
+real status; after 15 s without one a stream begins all the same, and comments keep it
+alive. A stream that fails later ends with an event that says so. The client's leaving is
+watched for in both modes and stops the work at once; a client that reads slowly slows the
+worker down. It does not know fields.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from router.openai import errors
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 15.0
+KEEP_ALIVE = b": keep-alive\n\n"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 _encode = msgspec.json.Encoder().encode
@@ -33,17 +35,25 @@ T = TypeVar("T")
 Headers = Sequence[tuple[str, str]]
 
 
+class Events(Protocol):
+    """A stream's events, in an endpoint's dialect. `failed` ends one that has begun."""
+
+    def begin(self) -> bytes: ...
+    def of(self, delta: Delta) -> bytes: ...
+    async def end(self, usage: Usage) -> bytes: ...
+    def failed(self, error: MeshError) -> bytes: ...
+
+
 class Dialect(Protocol):
-    """What an endpoint's answers look like (`ChatRequest`, `CompletionRequest`)."""
+    """What an endpoint's answers look like (`ChatRequest`, `CompletionRequest`, ...).
 
-    include_usage: bool
+    `head` has the answer's id, when it was created, and the model as the client named it.
+    """
 
-    def answer(self, head: Mapping[str, Any], choices: Sequence[Delta], usage: Usage) -> dict[str, Any]: ...
-    def usage(self, usage: Usage) -> dict[str, Any]: ...
-    def chunk_head(self, head: Mapping[str, Any]) -> dict[str, Any]: ...
-    def first(self, index: int) -> dict[str, Any] | None: ...
-    def content(self, delta: Delta) -> Sequence[dict[str, Any]]: ...
-    def finish(self, delta: Delta) -> dict[str, Any] | None: ...
+    async def answer(
+        self, head: Mapping[str, Any], choices: Sequence[Delta], usage: Usage
+    ) -> dict[str, Any]: ...
+    def events(self, head: Mapping[str, Any]) -> Events: ...
 
 
 class ClientLeft(Exception):
@@ -96,6 +106,9 @@ class Connection:
             pass
 
 
+ErrorSender = Callable[[Connection, MeshError, Headers], Awaitable[None]]
+
+
 async def send_whole(
     connection: Connection,
     dialect: Dialect,
@@ -108,7 +121,7 @@ async def send_whole(
     while deltas := await connection.unless_gone(answer.take()):
         for delta in deltas:
             whole[delta.index].add(delta)
-    data = _encode(dialect.answer(head, list(whole.values()), answer.usage))
+    data = _encode(await dialect.answer(head, list(whole.values()), answer.usage))
     await send_json(connection, 200, data, headers())
 
 
@@ -119,69 +132,44 @@ async def send_json(connection: Connection, status: int, data: bytes, headers: H
 
 
 async def send_stream(
-    connection: Connection,
-    dialect: Dialect,
-    head: Mapping[str, Any],
-    answer: Answer,
-    headers: Callable[[], Headers],
+    connection: Connection, events: Events, answer: Answer, headers: Callable[[], Headers]
 ) -> None:
-    """Server-sent events. Raises what failed before the first one; later failures become an event."""
-    events = _Events(dialect, head)
-    deltas = await connection.unless_gone(answer.take())
-    await connection.start(200, [("content-type", EVENT_STREAM), ("cache-control", "no-cache"), *headers()])
+    """Server-sent events. Raises what fails; if nothing was sent by then, the client gets its status."""
+    first = asyncio.ensure_future(answer.take())
+    try:
+        waits = not await connection.wait(first, KEEP_ALIVE_S)
+        if not waits:
+            first.result()
+        await connection.start(
+            200, [("content-type", EVENT_STREAM), ("cache-control", "no-cache"), *headers()]
+        )
+        opening = events.begin() + (KEEP_ALIVE if waits else b"")
+        if opening:
+            await connection.body(opening, more=True)
+        deltas = await _followed(connection, first)
+    finally:
+        first.cancel()
     while deltas:
         data = b"".join(events.of(delta) for delta in deltas)
         if data:
             await connection.body(data, more=True)
-        deltas = await _next(connection, answer)
-    await connection.body(events.end(answer.usage))
+        deltas = await _followed(connection, asyncio.ensure_future(answer.take()))
+    await connection.body(await connection.unless_gone(events.end(answer.usage)))
 
 
-async def _next(connection: Connection, answer: Answer) -> list[Delta]:
+async def _followed(connection: Connection, waiting: asyncio.Future[list[Delta]]) -> list[Delta]:
     """The next deltas; a comment goes out after every 15 s of silence."""
-    waiting = asyncio.ensure_future(answer.take())
     try:
         while not await connection.wait(waiting, KEEP_ALIVE_S):
-            await connection.body(b": keep-alive\n\n", more=True)
+            await connection.body(KEEP_ALIVE, more=True)
         return waiting.result()
     finally:
         waiting.cancel()
 
 
 async def send_error(connection: Connection, error: MeshError, headers: Headers) -> None:
-    """An error answer; on a stream that has begun, an event that ends it."""
-    if not connection.started:
-        await send_json(connection, error.http_status, errors.body(error), [*headers, *errors.headers(error)])
-        return
-    await connection.body(b"data: " + errors.body(error) + b"\n\n")
-
-
-class _Events:
-    """The order of a stream: per choice its opening, content and finish; then usage, then the end mark."""
-
-    def __init__(self, dialect: Dialect, head: Mapping[str, Any]) -> None:
-        self._dialect = dialect
-        self._opened: set[int] = set()
-        self._head = dialect.chunk_head(head)
-        # The head is the same in every chunk: it is written once.
-        self._prefix = b"data: " + _encode(self._head)[:-1] + b',"choices":'
-        self._suffix = b',"usage":null}\n\n' if dialect.include_usage else b"}\n\n"
-
-    def of(self, delta: Delta) -> bytes:
-        parts: list[dict[str, Any] | None] = []
-        if delta.index not in self._opened:
-            self._opened.add(delta.index)
-            parts.append(self._dialect.first(delta.index))
-        parts.extend(self._dialect.content(delta))
-        if delta.finish is not None:
-            parts.append(self._dialect.finish(delta))
-        return b"".join(self._prefix + _encode([part]) + self._suffix for part in parts if part is not None)
-
-    def end(self, usage: Usage) -> bytes:
-        last = b""
-        if self._dialect.include_usage:
-            last = self._prefix + b'[],"usage":' + _encode(self._dialect.usage(usage)) + b"}\n\n"
-        return last + b"data: [DONE]\n\n"
+    """An error answer, in place of any other."""
+    await send_json(connection, error.http_status, errors.body(error), [*headers, *errors.headers(error)])
 
 
 def mesh_error(error: BaseException) -> MeshError:

@@ -15,6 +15,7 @@ from router.core.core import Admitted, Core
 from router.core.limits import LOGPROBS_MAX
 from router.core.request import Ask, Conversation, Delta, Token, Usage
 from router.openai import parameters
+from router.openai.chunks import ChunkEvents
 from router.openai.fields import Fields
 from router.openai.messages import read_messages
 from router.openai.structured import structured_of
@@ -75,7 +76,7 @@ class ChatRequest:
             grammar=await core.grammar(admitted, prompt, self.structured, calls),
         )
 
-    def answer(self, head: Mapping[str, Any], choices: Sequence[Delta], usage: Usage) -> dict[str, Any]:
+    async def answer(self, head: Mapping[str, Any], choices: Sequence[Delta], usage: Usage) -> dict[str, Any]:
         """The whole answer."""
         return {
             **head,
@@ -117,6 +118,10 @@ class ChatRequest:
             else:
                 message["tool_calls"] = calls
         return message
+
+    def events(self, head: Mapping[str, Any]) -> ChunkEvents:
+        """Those of a stream."""
+        return ChunkEvents(self, head)
 
     def chunk_head(self, head: Mapping[str, Any]) -> dict[str, Any]:
         """What all chunks of a stream have in common."""

@@ -22,6 +22,7 @@ from router.core.core import Admitted, Core
 from router.core.limits import PROMPTS_MAX, check_count
 from router.core.request import Ask, Delta, Token, Usage
 from router.openai import parameters
+from router.openai.chunks import ChunkEvents
 from router.openai.echo import Echo
 from router.openai.fields import Fields, integer, wrong_type
 from router.openai.structured import structured_of
@@ -97,7 +98,7 @@ class CompletionRequest:
             return await core.encode_infill(admitted, prompt, self.suffix)
         return prompt if isinstance(prompt, list) else await core.encode(admitted, prompt)
 
-    def answer(self, head: Mapping[str, Any], choices: Sequence[Delta], usage: Usage) -> dict[str, Any]:
+    async def answer(self, head: Mapping[str, Any], choices: Sequence[Delta], usage: Usage) -> dict[str, Any]:
         """The whole answer."""
         return {
             **head,
@@ -119,6 +120,10 @@ class CompletionRequest:
             ranked = sorted(choices[first : first + self.best_of], key=_mean_logprob, reverse=True)
             best += [replace(choice, index=len(best) + i) for i, choice in enumerate(ranked[: self.n])]
         return best
+
+    def events(self, head: Mapping[str, Any]) -> ChunkEvents:
+        """Those of a stream."""
+        return ChunkEvents(self, head)
 
     def chunk_head(self, head: Mapping[str, Any]) -> dict[str, Any]:
         """What all chunks of a stream have in common."""

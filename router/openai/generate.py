@@ -18,6 +18,8 @@ from router.openai.answers import (
     ClientLeft,
     Connection,
     Dialect,
+    ErrorSender,
+    Events,
     created,
     mesh_error,
     send_error,
@@ -48,11 +50,20 @@ class ReadingOf(Protocol):
 class Generate:
     """One endpoint. `id_prefix` begins the answers' ids."""
 
-    def __init__(self, core: Core, route: str, reading: ReadingOf, id_prefix: str) -> None:
+    def __init__(
+        self,
+        core: Core,
+        route: str,
+        reading: ReadingOf,
+        id_prefix: str,
+        *,
+        send_error: ErrorSender = send_error,
+    ) -> None:
         self._core = core
         self._route = route
         self._reading = reading
         self._id_prefix = id_prefix
+        self._send_error = send_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival = arrival_of(scope)
@@ -74,6 +85,7 @@ class Generate:
         self, scope: Scope, receive: Receive, arrival: Arrival, exchange: Exchange, connection: Connection
     ) -> None:
         answer: Answer | None = None
+        events: Events | None = None
         failure: BaseException | None = None
         try:
             reading, answer = await self._begin(scope, receive, arrival, exchange, connection)
@@ -84,7 +96,8 @@ class Generate:
             }
             headers = partial(self._headers, arrival, exchange)
             if reading.stream:
-                await send_stream(connection, reading, head, answer, headers)
+                events = reading.events(head)
+                await send_stream(connection, events, answer, headers)
             else:
                 await send_whole(connection, reading, head, answer, headers)
         except ClientLeft:
@@ -95,7 +108,10 @@ class Generate:
         except Exception as error:
             failure = mesh_error(error)
             self._settle(exchange, answer, failure)
-            await send_error(connection, failure, self._headers(arrival, exchange))
+            if connection.started and events is not None:
+                await connection.body(events.failed(failure))
+            elif not connection.started:
+                await self._send_error(connection, failure, self._headers(arrival, exchange))
         finally:
             self._settle(exchange, answer, failure)
 

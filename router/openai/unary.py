@@ -16,7 +16,7 @@ from mesh.telemetry import bind_request_id
 from router.core.core import Admitted, Core
 from router.core.exchange import CANCELLED, Exchange
 from router.core.request import Caller
-from router.openai.answers import ClientLeft, Connection, mesh_error, send_error, send_json
+from router.openai.answers import ClientLeft, Connection, ErrorSender, mesh_error, send_error, send_json
 from router.openai.body import read_object
 from router.openai.guard import arrival_of
 
@@ -50,7 +50,6 @@ class Call:
 
 
 Work = Callable[[Call], Awaitable[Any]]
-ErrorSender = Callable[[Connection, MeshError, Sequence[tuple[str, str]]], Awaitable[None]]
 
 
 class Unary:

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from kvmesh.v1 import decode_pb2, iam_pb2, inference_pb2, pages_pb2, prefill_pb2
+from kvmesh.v1 import decode_pb2, iam_pb2, inference_pb2, pages_pb2, prefill_pb2, responses_pb2
 
 from tests.e2e.harness import Mesh, running
 
@@ -23,6 +23,7 @@ SERVICES = {
     "prefill": [(prefill_pb2, "Prefill")],
     "decode": [(decode_pb2, "Decode")],
     "kvstore": [(pages_pb2, "Pages")],
+    "responses": [(responses_pb2, "Responses")],
     "iam": [(iam_pb2, name) for name in ("Identity", "Policy", "Quota", "Admin")],
 }
 

@@ -152,6 +152,20 @@ async def test_what_fails_before_the_first_token_has_its_real_status(mesh: World
 
 
 @pytest.mark.parametrize("stream", [True, False])
+async def test_a_long_wait_for_the_first_token_is_kept_alive(
+    mesh: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.openai.answers.KEEP_ALIVE_S", 0.05)
+    mesh.worker.behaviour.script, mesh.worker.behaviour.step_s = text_script("ab"), 0.2
+    answer = await mesh.chat(stream=True)
+    assert answer.text.startswith(": keep-alive\n\n")
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in events(answer.text)[:-1]) == "ab"
+    mesh.worker.behaviour.incident, mesh.worker.behaviour.incident_after = "fail", 1
+    broken = await mesh.chat(stream=True)
+    assert (broken.status_code, broken.text[:2]) == (200, ": ")
+    assert "error" in events(broken.text)[-1]
+
+
 async def test_a_client_that_leaves_stops_the_work(mesh: World, stream: bool) -> None:  # B12
     mesh.worker.behaviour.script = endless
     mesh.worker.behaviour.step_s = 0.002
