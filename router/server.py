@@ -36,6 +36,7 @@ from router.core.texts import TextModels
 from router.core.usage import UsageOutbox
 from router.fleet import Fleet
 from router.grpc_face import SERVICE, InferenceServicer
+from router.kept import KeptResponses
 from router.openai.app import openai_app
 from router.openai.envoy_spans import EnvoySpans
 from router.openai.http_server import HttpServer
@@ -87,6 +88,7 @@ class Router:
             ),
             quota=Unlimited(),
             books=Books(runtime.tracer, metrics, self.outbox.add),
+            kept=self._kept_responses(),
         )
         self.spans = EnvoySpans(
             config.state_dir / TRACES / f"envoy.{config.name}.jsonl", runtime.forward_spans
@@ -152,6 +154,12 @@ class Router:
         return open_channel(
             address, self.runtime.identity, callee_role=callee_role, tls=self.runtime.config.tls
         )
+
+    def _kept_responses(self) -> KeptResponses | None:
+        address = self.options.responses
+        if not address:
+            return None
+        return KeptResponses(self.runtime.channel(address, "responses"), self.runtime.identity.mint)
 
     def _mint(self, claims: Mapping[str, Any]) -> str:
         return self.runtime.identity.mint(claims, audience="data", ttl_s=CAPABILITY_TTL_S)

@@ -28,6 +28,7 @@ from router.core.policy_watch import PolicyHolder
 from router.core.quota import Quota, QuotaSlice
 from router.core.request import NOTHING, Ask, Caller, ChatPrompt, Conversation, Delta, Usage
 from router.core.texts import ServedModel, TextModels
+from router.kept import KeptResponses
 
 
 class Admitted:
@@ -51,12 +52,14 @@ class Core:
         floor: Floor,
         quota: Quota,
         books: Books,
+        kept: KeptResponses | None = None,
     ) -> None:
         self.books = books
         self.policy = policy
         self.texts = texts
         self.floor = floor
         self.grammars = ModelGrammars()
+        self.kept = kept
         self._verifier = verifier
         self._quota = quota
 

@@ -24,8 +24,10 @@ from router.openai.completions import CompletionRequest
 from router.openai.envoy_spans import EnvoySpans
 from router.openai.generate import Generate
 from router.openai.guard import EDGE_ONLY, Guard, arrival_of
+from router.openai.responses import kept
+from router.openai.responses.request import ID_PREFIX, ResponsesRequest
 from router.openai.tokens import detokenize, tokenize
-from router.openai.unary import Unary
+from router.openai.unary import Unary, Work
 
 # What /readyz says; ready if "ready" is true.
 Readiness = Callable[[], dict[str, Any]]
@@ -42,17 +44,35 @@ def openai_app(core: Core, verifier: Verifier, spans: EnvoySpans, readiness: Rea
 def _routes(core: Core, spans: EnvoySpans, readiness: Readiness) -> list[Route]:
     chat_endpoint = Generate(core, "POST /v1/chat/completions", ChatRequest, chat.ID_PREFIX)
     completion_endpoint = Generate(core, "POST /v1/completions", CompletionRequest, completions.ID_PREFIX)
+    responses_endpoint = Generate(core, "POST /v1/responses", ResponsesRequest, ID_PREFIX)
     (spans_path,) = EDGE_ONLY
     return [
         Route("/v1/chat/completions", chat_endpoint, methods=["POST"]),
         Route("/v1/completions", completion_endpoint, methods=["POST"]),
         Route("/v1/models", Unary(core, "GET /v1/models", list_models), methods=["GET"]),
         Route("/v1/models/{model:path}", Unary(core, "GET /v1/models", retrieve_model), methods=["GET"]),
+        Route("/v1/responses", responses_endpoint, methods=["POST"]),
+        *_by_id(core),
         Route("/tokenize", Unary(core, "POST /tokenize", tokenize), methods=["POST"]),
         Route("/detokenize", Unary(core, "POST /detokenize", detokenize), methods=["POST"]),
         Route(spans_path, spans, methods=["POST"]),
         Route("/healthz", Health(lambda: {"ready": True}), methods=["GET"]),
         Route("/readyz", Health(readiness), methods=["GET"]),
+    ]
+
+
+def _by_id(core: Core) -> list[Route]:
+    """What can be done with kept responses."""
+    path = "/v1/responses/{response_id}"
+    endpoints: list[tuple[str, str, Work]] = [
+        ("POST", "/v1/responses/input_tokens", kept.input_tokens),
+        ("GET", path, kept.retrieve),
+        ("DELETE", path, kept.delete),
+        ("POST", f"{path}/cancel", kept.cancel),
+        ("GET", f"{path}/input_items", kept.input_items),
+    ]
+    return [
+        Route(at, Unary(core, f"{method} {at}", work), methods=[method]) for method, at, work in endpoints
     ]
 
 

@@ -22,6 +22,8 @@ class Fields:
     def __init__(self, raw: Mapping[str, Any], where: str = "") -> None:
         self._raw = dict(raw)
         self._where = where
+        # All that was given, null or not, also after it has been taken.
+        self.given = raw
 
     def place(self, name: str) -> str:
         return f"{self._where}.{name}" if self._where else name

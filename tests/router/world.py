@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc.aio
 import httpx
-from kvmesh.v1 import decode_pb2_grpc, iam_pb2, iam_pb2_grpc, prefill_pb2_grpc
+from kvmesh.v1 import decode_pb2_grpc, iam_pb2, iam_pb2_grpc, prefill_pb2_grpc, responses_pb2_grpc
 
 from mesh.ca import CertificateAuthority
 from mesh.config import MetricsConfig, ServiceConfig
@@ -23,6 +23,9 @@ from mesh.identity import ServiceIdentity, TokenVerifier, service_audience
 from mesh.members import Member
 from mesh.rpc import RpcServer
 from mesh.service import ServiceRuntime
+from response_store.options import ShelfOptions
+from response_store.service import ResponsesService
+from response_store.shelf import Shelf
 from router.server import Router
 from tests.router.fakes import FakeDecode, FakeIam, FakePrefill
 
@@ -148,9 +151,14 @@ def events(text: str) -> list[Any]:
 
 @asynccontextmanager
 async def world(
-    *, decode: int = 1, prefill: int = 1, source: str = "script:", **options: Any
+    *,
+    decode: int = 1,
+    prefill: int = 1,
+    source: str = "script:",
+    kept: ShelfOptions | None = None,
+    **options: Any,
 ) -> AsyncIterator[World]:
-    """A router with its workers, ready. `source`: where it reads the text side of its models."""
+    """A router with its workers, ready. `source`: where it reads the text side of its models. `kept`: with a service that keeps responses."""
     path = Path(tempfile.mkdtemp(prefix="kvmesh-router-", dir="/tmp"))
     ca = CertificateAuthority.open_or_create(path / "ca")
     async with AsyncExitStack() as stack:
@@ -208,6 +216,13 @@ async def world(
             members[name] = member(name, "prefill", server.address)
             prefillers.append(worker)
             servers[name] = server
+        if kept is not None:
+            shelf = await Shelf.open(path / "responses" / "responses.sqlite", kept)
+            stack.push_async_callback(shelf.close)
+            keeper = ResponsesService(shelf, verifier)
+            add = responses_pb2_grpc.add_ResponsesServicer_to_server
+            servers["responses-0"] = await serve("responses", "responses-0", "Responses", add, keeper)
+            options["responses"] = servers["responses-0"].address
         openai_socket = path / "openai.sock"
         runtime = ServiceRuntime(
             config(

@@ -1,0 +1,1 @@
+"""`/v1/responses`: items in, items and typed events out. A conversation is what chat makes of it."""
