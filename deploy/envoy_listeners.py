@@ -155,7 +155,7 @@ def _http_filters(edge: EdgeConfig) -> list[dict[str, Any]]:
             status_on_error={"code": "ServiceUnavailable"},
             validate_mutations=True,
             decoder_header_mutation_rules={
-                "allow_expression": {"regex": "(x-mesh-identity|authorization)"},
+                "allow_expression": {"regex": "(x-mesh-identity|authorization|x-api-key)"},
                 "disallow_all": True,
             },
         ),

@@ -33,6 +33,10 @@ _BROWSER_HEADERS = (
     "traceparent",
     "tracestate",
     "x-client-request-id",
+    "x-api-key",
+    "anthropic-version",
+    "anthropic-beta",
+    "anthropic-dangerous-direct-browser-access",
     *(
         f"x-stainless-{name}"
         for name in (

@@ -1,7 +1,7 @@
 """Envoy's question about every request: who is this? (`ext_authz`, no body.)
 
 Allowed: the identity token is put in `x-mesh-identity` in place of whatever was
-there, `authorization` and every other `x-mesh-*` header of the client are removed.
+there; `authorization`, `x-api-key` and every other `x-mesh-*` header of the client are removed.
 Refused: an error body as OpenAI sends it (gRPC clients get message and typed detail),
 which Envoy passes on. It says *who*, never *what*: the router decides that.
 """
@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 IDENTITY_HEADER = "x-mesh-identity"
 MESH_PREFIX = "x-mesh-"
+# Where clients of the messages dialect put their API key.
+KEY_HEADER = "x-api-key"
+MESSAGES_PATH = "/v1/messages"
 # Set by Envoy itself for the next hop.
 EDGE_HEADERS = frozenset({"x-mesh-service", "x-mesh-start"})
 
@@ -52,7 +55,7 @@ class CheckServicer(ext_authz_pb2_grpc.AuthorizationServicer):
             outcome: str = "allowed"
         except Refusal as refusal:
             outcome = refusal.outcome
-            response = _refused(refusal.error, request_id, headers)
+            response = _refused(refusal.error, request_id, headers, request.attributes.request.http.path)
             log.info(
                 "credential refused",
                 extra={"request_id": request_id, "outcome": outcome, "credential": refusal.credential},
@@ -64,6 +67,9 @@ class CheckServicer(ext_authz_pb2_grpc.AuthorizationServicer):
 def _authorization(headers: Mapping[str, str]) -> str | None:
     # Envoy sends lower-case names, once each; anything else must not slip through.
     values = [value for name, value in headers.items() if name.lower() == "authorization"]
+    # Two credentials are none, unless they are the same: nobody has to know which one counts.
+    keys = [f"Bearer {value}" for name, value in headers.items() if name.lower() == KEY_HEADER]
+    values += [key for key in keys if key not in values]
     return None if not values else ",".join(values)
 
 
@@ -71,7 +77,8 @@ def _allowed(token: str, headers: Mapping[str, str]) -> pb.CheckResponse:
     removed = ["authorization"]
     for name in headers:
         lower = name.lower()
-        if lower.startswith(MESH_PREFIX) and lower != IDENTITY_HEADER and lower not in EDGE_HEADERS:
+        ours = lower == IDENTITY_HEADER or lower in EDGE_HEADERS
+        if lower == KEY_HEADER or (lower.startswith(MESH_PREFIX) and not ours):
             removed.append(name)
     return pb.CheckResponse(
         status=pb.Status(code=0),
@@ -82,7 +89,7 @@ def _allowed(token: str, headers: Mapping[str, str]) -> pb.CheckResponse:
     )
 
 
-def _refused(error: MeshError, request_id: str, headers: Mapping[str, str]) -> pb.CheckResponse:
+def _refused(error: MeshError, request_id: str, headers: Mapping[str, str], path: str) -> pb.CheckResponse:
     answer = [_header("x-request-id", request_id)]
     if error.http_status == 401:
         answer.append(_header("www-authenticate", "Bearer"))
@@ -93,7 +100,7 @@ def _refused(error: MeshError, request_id: str, headers: Mapping[str, str]) -> p
         answer += [_header(key, b64encode(value).decode()) for key, value in to_status(error).trailing]
     else:
         answer.append(_header("content-type", "application/json"))
-        body = error_body(error)
+        body = messages_body(error, request_id) if path.startswith(MESSAGES_PATH) else error_body(error)
     return pb.CheckResponse(
         status=pb.Status(code=error.grpc_status.value[0], message=error.message),
         denied_response=pb.DeniedHttpResponse(
@@ -109,6 +116,13 @@ def error_body(error: MeshError) -> str:
     )
     content = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
     return json.dumps({"error": content})
+
+
+def messages_body(error: MeshError, request_id: str) -> str:
+    """The error as clients of the messages dialect know it."""
+    kinds = {401: "authentication_error", 403: "permission_error", 503: "overloaded_error"}
+    content = {"type": kinds.get(error.http_status, "api_error"), "message": error.message}
+    return json.dumps({"type": "error", "error": content, "request_id": request_id})
 
 
 def _header(name: str, value: str) -> pb.HeaderValueOption:

@@ -107,6 +107,7 @@ class Choice:
         if matched is None:
             return False
         self.finish = delta.finish = "stop"
+        delta.stop = matched
         return True
 
     def _show(self, text: str, delta: Delta) -> None:

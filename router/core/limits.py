@@ -102,6 +102,9 @@ class _Check:
                 "decimal_above_max_value",
             )
 
+    def count(self, field: str, count: int, most: int) -> None:
+        check_count(self._names.get(field, field), count, most)
+
     def ids(self, field: str, ids: Sequence[int], vocab_size: int) -> None:
         if ids and (min(ids) < 0 or max(ids) >= vocab_size):
             bad = next(token for token in ids if not 0 <= token < vocab_size)
@@ -117,7 +120,7 @@ def _prompts(
     """The length of the longest prompt."""
     if not prompts:
         raise check.refuse("prompt", "expected at least one prompt.", "empty_array")
-    check_count("prompt", len(prompts), PROMPTS_MAX)
+    check.count("prompt", len(prompts), PROMPTS_MAX)
     if len(prompts) * n > CHOICES_MAX:
         raise check.refuse(
             "n", f"{len(prompts)} prompts with n = {n} are more than {CHOICES_MAX} choices in one request."
@@ -202,13 +205,13 @@ def _stopping(
     check.integer("min_tokens", stopping.min_tokens, 0, 2**31 - 1)
     if stopping.min_tokens > max_tokens:
         raise check.refuse("min_tokens", f"expected at most max_tokens ({max_tokens}).")
-    check_count("stop", len(stopping.stop), STOP_MAX)
+    check.count("stop", len(stopping.stop), STOP_MAX)
     for stop in stopping.stop:
         if not 1 <= len(stop) <= STOP_LENGTH_MAX:
             raise check.refuse(
                 "stop", f"expected strings of 1 to {STOP_LENGTH_MAX} characters, but got one of {len(stop)}."
             )
-    check_count("stop_token_ids", len(stopping.stop_token_ids), STOP_IDS_MAX)
+    check.count("stop_token_ids", len(stopping.stop_token_ids), STOP_IDS_MAX)
     check.ids("stop_token_ids", stopping.stop_token_ids, vocab_size)
     return replace(stopping, max_tokens=max_tokens)
 

@@ -137,9 +137,9 @@ class Delta:
 
     `finish` is "stop" or "length" on the last delta of the choice. A delta may
     have tokens and no text (a stop string may be beginning). `prompt` is on the first delta
-    of a choice whose prompt is scored: one entry per prompt token after the first. `parts` is
-    the text taken apart, if the request asked for that; `calls` counts the tool calls that
-    have begun in the choice so far.
+    of a choice whose prompt is scored: one entry per prompt token after the first. `stop` is
+    the stop string that ended the choice. `parts` is the text taken apart, if the request
+    asked for that; `calls` counts the tool calls that have begun in the choice so far.
     """
 
     index: int
@@ -147,6 +147,7 @@ class Delta:
     tokens: list[Token] = field(default_factory=list)
     finish: str | None = None
     prompt: tuple[Scored, ...] | None = None
+    stop: str | None = None
     parts: list[Part] = field(default_factory=list)
     calls: int = 0
     reasoning_tokens: int = 0
@@ -157,6 +158,7 @@ class Delta:
         self.tokens += more.tokens
         self.finish = more.finish or self.finish
         self.prompt = more.prompt or self.prompt
+        self.stop = more.stop or self.stop
         joined(self.parts, more.parts)
         self.calls = more.calls
         self.reasoning_tokens += more.reasoning_tokens

@@ -38,7 +38,7 @@ Headers = Sequence[tuple[str, str]]
 class Events(Protocol):
     """A stream's events, in an endpoint's dialect. `failed` ends one that has begun."""
 
-    def begin(self) -> bytes: ...
+    def begin(self, usage: Usage) -> bytes: ...
     def of(self, delta: Delta) -> bytes: ...
     async def end(self, usage: Usage) -> bytes: ...
     def failed(self, error: MeshError) -> bytes: ...
@@ -143,7 +143,7 @@ async def send_stream(
         await connection.start(
             200, [("content-type", EVENT_STREAM), ("cache-control", "no-cache"), *headers()]
         )
-        opening = events.begin() + (KEEP_ALIVE if waits else b"")
+        opening = events.begin(answer.usage) + (KEEP_ALIVE if waits else b"")
         if opening:
             await connection.body(opening, more=True)
         deltas = await _followed(connection, first)

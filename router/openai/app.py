@@ -18,6 +18,9 @@ from router.core.core import Core
 from router.core.identity import Verifier
 from router.openai import chat, completions, errors
 from router.openai.answers import Connection, send_json
+from router.openai.anthropic import request as anthropic
+from router.openai.anthropic.errors import send_error as send_messages_error
+from router.openai.anthropic.request import MessagesRequest
 from router.openai.catalogue import list_models, retrieve_model
 from router.openai.chat import ChatRequest
 from router.openai.completions import CompletionRequest
@@ -45,6 +48,12 @@ def _routes(core: Core, spans: EnvoySpans, readiness: Readiness) -> list[Route]:
     chat_endpoint = Generate(core, "POST /v1/chat/completions", ChatRequest, chat.ID_PREFIX)
     completion_endpoint = Generate(core, "POST /v1/completions", CompletionRequest, completions.ID_PREFIX)
     responses_endpoint = Generate(core, "POST /v1/responses", ResponsesRequest, ID_PREFIX)
+    messages_endpoint = Generate(
+        core, "POST /v1/messages", MessagesRequest, anthropic.ID_PREFIX, send_error=send_messages_error
+    )
+    counting = Unary(
+        core, "POST /v1/messages/count_tokens", anthropic.count_tokens, send_error=send_messages_error
+    )
     (spans_path,) = EDGE_ONLY
     return [
         Route("/v1/chat/completions", chat_endpoint, methods=["POST"]),
@@ -53,6 +62,8 @@ def _routes(core: Core, spans: EnvoySpans, readiness: Readiness) -> list[Route]:
         Route("/v1/models/{model:path}", Unary(core, "GET /v1/models", retrieve_model), methods=["GET"]),
         Route("/v1/responses", responses_endpoint, methods=["POST"]),
         *_by_id(core),
+        Route("/v1/messages", messages_endpoint, methods=["POST"]),
+        Route("/v1/messages/count_tokens", counting, methods=["POST"]),
         Route("/tokenize", Unary(core, "POST /tokenize", tokenize), methods=["POST"]),
         Route("/detokenize", Unary(core, "POST /detokenize", detokenize), methods=["POST"]),
         Route(spans_path, spans, methods=["POST"]),

@@ -39,7 +39,7 @@ class ChunkEvents:
         self._prefix = b"data: " + _encode(chunks.chunk_head(head))[:-1] + b',"choices":'
         self._suffix = b',"usage":null}\n\n' if chunks.include_usage else b"}\n\n"
 
-    def begin(self) -> bytes:
+    def begin(self, usage: Usage) -> bytes:
         """Nothing comes before the first token."""
         return b""
 

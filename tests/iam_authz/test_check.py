@@ -61,6 +61,25 @@ async def test_a_key_gives_a_signed_identity_and_loses_every_other_claim_to_one(
     }
 
 
+async def test_a_key_may_come_in_the_header_of_the_messages_dialect(world: World) -> None:
+    await world.organisation()
+    secret = (await world.key()).secret
+    response = await world.check(None, x_api_key=secret)
+    assert world.identity_of(response).claims["org"] == "acme"
+    assert set(response.ok_response.headers_to_remove) == {"authorization", "x-api-key"}
+    assert (await world.check(f"Bearer {secret}", x_api_key=secret)).status.code == 0
+    other = (await world.key()).secret
+    for authorization, key in (
+        (f"Bearer {other}", secret),
+        (f"Bearer {secret}", "wrong"),
+        (None, f"x {secret}"),
+    ):
+        assert denied(await world.check(authorization, x_api_key=key))[0] == 401
+    refused = await world.check(None, path="/v1/messages/count_tokens", x_api_key="wrong")
+    body = json.loads(refused.denied_response.body)
+    assert (body["type"], body["error"]["type"]) == ("error", "authentication_error")
+
+
 async def test_a_key_without_a_limit_names_no_models(world: World) -> None:
     await world.organisation()
     created = await world.key()

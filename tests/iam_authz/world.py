@@ -56,13 +56,15 @@ class World:
     def quota(self) -> iam_pb2_grpc.QuotaAsyncStub:
         return iam_pb2_grpc.QuotaStub(self.channel("router"))
 
-    async def check(self, authorization: str | None, **headers: str) -> authz.CheckResponse:
+    async def check(
+        self, authorization: str | None, *, path: str = "/v1/models", **headers: str
+    ) -> authz.CheckResponse:
         """Envoy's question about a request with these headers (`_` stands for `-`)."""
-        sent = {":path": "/v1/models", "x-request-id": "req-1"}
+        sent = {":path": path, "x-request-id": "req-1"}
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
         if authorization is not None:
             sent["authorization"] = authorization
-        http = authz.AttributeContext.HttpRequest(method="POST", path="/v1/models", headers=sent)
+        http = authz.AttributeContext.HttpRequest(method="POST", path=path, headers=sent)
         request = authz.CheckRequest(
             attributes=authz.AttributeContext(request=authz.AttributeContext.Request(http=http))
         )

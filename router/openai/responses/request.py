@@ -327,7 +327,7 @@ class ResponseEvents:
         self._finish = "stop"
         self._unsent = b""
 
-    def begin(self) -> bytes:
+    def begin(self, usage: Usage) -> bytes:
         """Says that there is a response, and that it is worked on."""
         response = self._request.response(self._head)
         return self._line({"type": "response.created", "response": response}) + self._line(
