@@ -91,6 +91,8 @@ class Admission:
     def cancel(self, session: RouterSession, handoff_id: str, choice: int | None) -> None:
         request = self._of(session, handoff_id)
         if request is not None:
+            if choice is None:
+                request.cancelled_ns = request.cancelled_ns or time.time_ns()
             self._loop.post(lambda: self._loop.cancel(request, choice))
 
     def credit(self, session: RouterSession, handoff_id: str, tokens: int) -> None:

@@ -48,6 +48,7 @@ class DecodeLoop:
         spans: RequestSpans | None = None,
         faults: FaultPoints = NO_FAULTS,
         pacing: Pacing = NEVER,
+        watch: StuckWatch | None = None,
     ) -> None:
         self._faults = faults
         self._pacing = pacing
@@ -60,7 +61,7 @@ class DecodeLoop:
         self._telemetry = telemetry
         self._spans = spans
         self._engine = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._watch = StuckWatch()
+        self._watch = watch or StuckWatch()
         self._inbox: list[Callable[[], None]] = []
         self._wake = asyncio.Event()
         self._left = asyncio.Event()
@@ -184,8 +185,10 @@ class DecodeLoop:
 
     def _accept(self, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> list[tuple[FrameSink, Row]]:
         rows: list[tuple[FrameSink, Row]] = []
+        now_ns = time.time_ns()
         for part, outcome in zip(parts, outcomes, strict=True):
             request = part.request
+            request.last_step_ns = now_ns
             if request.phase is Phase.CLOSING or request.spoilt:
                 continue
             if isinstance(outcome, Failed):
@@ -273,6 +276,8 @@ class DecodeLoop:
 
     def _ended(self, request: Request, ending: Ending) -> None:
         self._telemetry.ended(ending, request.computed_prompt_tokens)
+        if request.cancelled_ns:
+            self._telemetry.cancelled(max(0, request.last_step_ns - request.cancelled_ns) / 1e9)
         if self._spans is not None:
             self._spans.record(request, ending)
         self._count()

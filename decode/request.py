@@ -72,6 +72,9 @@ class Request:
     ready_ns: int = 0
     first_token_ns: int = 0
     matcher: Matcher | None = None
+    # When the last step ended that it was in, and when its router said that nobody waits for it.
+    last_step_ns: int = 0
+    cancelled_ns: int = 0
 
     def __post_init__(self) -> None:
         self.credit = self.opening.credit

@@ -28,6 +28,7 @@ from mesh.kv.client import KvClient
 from mesh.news import Load
 from mesh.processors import parse
 from mesh.service import ServiceRuntime, main
+from mesh.stuck import StuckWatch
 from text import load_text_model
 from text.grammar import Grammars
 
@@ -74,6 +75,8 @@ async def serve(runtime: ServiceRuntime) -> None:
         RequestSpans(runtime.tracer),
         runtime.faults,
         Pacing(options.pace_s),
+        # A script takes as long as it is told to.
+        StuckWatch(measures=not config.model.source.startswith("script:")),
     )
     grammars = WorkerGrammars(partial(_grammars, config.model.path, info.vocab_size))
     admission = Admission(kv, loop, CapabilityCheck(runtime.verifier, config.model.name), grammars)

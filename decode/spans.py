@@ -36,6 +36,7 @@ class RequestSpans:
             "prompt_tokens": len(opening.tokens),
             "computed_prompt_tokens": request.computed_prompt_tokens,
             "choices": opening.n,
+            "last_step_unix_ns": request.last_step_ns,
         }
         for (name, start_ns), (_, end_ns) in pairwise(reached):
             record_span(self._tracer, name, start_ns, end_ns, parent=parent, attributes=attributes)

@@ -37,6 +37,16 @@ class LoopTelemetry:
             "kvmesh_decode_requests_total", "Requests by how they ended.", ["ending"], registry=registry
         )
 
+        self._cancelled = Histogram(
+            "kvmesh_cancel_seconds",
+            "From a cancellation to the end of the last step that the request was in.",
+            buckets=STEP_BUCKETS_S,
+            registry=registry,
+        )
+
+    def cancelled(self, seconds: float) -> None:
+        self._cancelled.observe(seconds)
+
     def stepped(self, seconds: float, rows: int) -> None:
         self.step_s = seconds if self.step_s == 0.0 else 0.9 * self.step_s + 0.1 * seconds
         self._steps.inc()

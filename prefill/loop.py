@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 from engine import Executor, Slice, SliceFailure
@@ -53,6 +54,7 @@ class PrefillLoop:
         telemetry: LoopTelemetry,
         most_runs: int,
         faults: FaultPoints = NO_FAULTS,
+        watch: StuckWatch | None = None,
     ) -> None:
         self._faults = faults
         self._kv = kv
@@ -61,7 +63,7 @@ class PrefillLoop:
         self._most_runs = most_runs
         self._page_tokens = executor.info.layout.page_tokens
         self._engine = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._watch = StuckWatch()
+        self._watch = watch or StuckWatch()
         self._queue = Queue()
         self._pace = Pace(self._page_tokens)
         self._tickets: dict[str, Ticket] = {}
@@ -120,6 +122,7 @@ class PrefillLoop:
         self._queue.remove(run)
         if not run.left:
             run.left = True
+            run.left_ns = time.time_ns()
             del self._tickets[handoff_id]
             self._leaving[handoff_id] = asyncio.create_task(self._release(run))
             self._changed()
@@ -198,6 +201,9 @@ class PrefillLoop:
         with self._watch.over("a chunk"):
             await self._faults.delay("chunk")
             [result] = await loop.run_in_executor(self._engine, self._executor.step, [slice_])
+        run.last_step_ns = time.time_ns()
+        if run.left_ns:
+            self._telemetry.cancelled((run.last_step_ns - run.left_ns) / 1e9)
         if isinstance(result, SliceFailure):
             raise InternalError(result.message, code="step_failed")
         run.computed_tokens += end - first

@@ -5,6 +5,7 @@ Pure: knows neither gRPC nor torch nor the store.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -62,6 +63,10 @@ class Run:
     left: bool = False
     lost: bool = False
     last_turn: int = 0
+    # When the last chunk ended, and when its caller left.
+    last_step_ns: int = 0
+    left_ns: int = 0
+    entered_ns: int = field(default_factory=time.time_ns)
 
     def __post_init__(self) -> None:
         self.pages = [None] * len(self.order.block_ids)

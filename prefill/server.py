@@ -15,6 +15,7 @@ from mesh.kv.client import KvClient
 from mesh.news import Load
 from mesh.processors import parse
 from mesh.service import ServiceRuntime, main
+from mesh.stuck import StuckWatch
 from prefill.load import LoadReporter
 from prefill.loop import PrefillLoop
 from prefill.options import PrefillOptions, prefill_options
@@ -49,8 +50,10 @@ async def serve(runtime: ServiceRuntime) -> None:
     executor.bind(kv.arena, kv.pages, kv.page_bytes)
     nats = runtime.nats
     telemetry = LoopTelemetry(runtime.registry)
-    loop = PrefillLoop(kv, executor, telemetry, options.max_runs, runtime.faults)
-    service = PrefillService(loop, info, runtime.verifier, config.model.name)
+    # A script takes as long as it is told to.
+    watch = StuckWatch(measures=not config.model.source.startswith("script:"))
+    loop = PrefillLoop(kv, executor, telemetry, options.max_runs, runtime.faults, watch)
+    service = PrefillService(loop, info, runtime.verifier, config.model.name, runtime.tracer)
     rpc = runtime.serve(ALLOWED)
     prefill_pb2_grpc.add_PrefillServicer_to_server(service, rpc.server)
     await rpc.start([SERVICE_NAME])

@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from kvmesh.v1 import prefill_pb2, prefill_pb2_grpc
+from opentelemetry.trace import Tracer
 
 from engine import EngineInfo
 from mesh.errors import PermissionDenied, Unavailable, Unimplemented
 from mesh.identity import TokenVerifier
+from mesh.telemetry.propagation import current_traceparent, parent_of
+from mesh.telemetry.tracing import record_span
 from prefill.loop import PrefillLoop, Ticket
 from prefill.run import Order, check, check_chain
 
@@ -26,8 +29,11 @@ HOLD_S = 30.0
 class PrefillService(prefill_pb2_grpc.PrefillServicer):
     """`model` is the name under which routers know what this worker computes."""
 
-    def __init__(self, loop: PrefillLoop, info: EngineInfo, verifier: TokenVerifier, model: str) -> None:
+    def __init__(
+        self, loop: PrefillLoop, info: EngineInfo, verifier: TokenVerifier, model: str, tracer: Tracer
+    ) -> None:
         self.draining = False
+        self._tracer = tracer
         self._loop = loop
         self._info = info
         self._verifier = verifier
@@ -47,7 +53,23 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
                 yield response
             await asyncio.sleep(HOLD_S)
         finally:
-            self._loop.leave(ticket)
+            traced = current_traceparent()
+            left = self._loop.leave(ticket)
+            left.add_done_callback(lambda _: self._record(ticket, traced))
+
+    def _record(self, ticket: Ticket, traceparent: str | None) -> None:
+        """A span from the entry to the end of the last chunk."""
+        parent, run = parent_of(traceparent), ticket.run
+        if parent is not None and run.last_step_ns:
+            told = {"computed_tokens": run.computed_tokens, "last_step_unix_ns": run.last_step_ns}
+            record_span(
+                self._tracer,
+                "prefill.chunks",
+                run.entered_ns,
+                run.last_step_ns,
+                parent=parent,
+                attributes=told,
+            )
 
     async def _check(self, order: Order) -> None:
         page_tokens = self._info.layout.page_tokens

@@ -24,6 +24,16 @@ class LoopTelemetry:
             "kvmesh_prefill_chunk_seconds", "Time of one chunk.", buckets=CHUNK_BUCKETS_S, registry=registry
         )
 
+        self._cancelled = Histogram(
+            "kvmesh_cancel_seconds",
+            "From the caller's leaving to the end of the chunk that was running.",
+            buckets=CHUNK_BUCKETS_S,
+            registry=registry,
+        )
+
+    def cancelled(self, seconds: float) -> None:
+        self._cancelled.observe(seconds)
+
     def entered(self) -> None:
         self._runs.inc()
 

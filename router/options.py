@@ -8,7 +8,7 @@
 | queue_s | 300 | how long each may wait |
 | no_worker_s | 30 | how long one waits for a model that no worker serves |
 | hang_s | 2 | silence of a decode worker with work that makes it hung |
-| step_stuck_s | 60 | beats without a step that make it hung |
+| step_stuck_s | 120 | beats without a step that make it hung |
 | prefill_stalled_s | 5 | silence of a running prefill that makes it hung |
 | responses | – | address of the service that keeps responses; without it none are kept |
 | policy_usable_s | 60 | how long decisions are made without IAM |

@@ -37,7 +37,8 @@ class Liveness:
     """`silent_s` without any frame is a hang; so is `stuck_s` of beats without a step."""
 
     silent_s: float = 2.0
-    stuck_s: float = 60.0
+    # The worker watches its own steps and ends when one is stuck; this is for one that does not.
+    stuck_s: float = 120.0
     connect_s: float = 5.0
     retry_first_s: float = 0.1
     retry_most_s: float = 2.0

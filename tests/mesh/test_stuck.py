@@ -47,3 +47,17 @@ async def test_work_in_time_and_work_that_fails_end_nothing() -> None:
     with watch.over("slow"):
         await asyncio.sleep(0.05)
     assert ended == ["slow"]
+
+
+async def test_the_limit_follows_what_work_takes() -> None:
+    ended: list[str] = []
+    watch = StuckWatch(90.0, ended.append, floor_s=0.02)
+    assert watch.limit_s == 90.0
+    with watch.over("first"):
+        await asyncio.sleep(0.01)
+    assert 0.4 <= watch.limit_s < 90.0
+    scripted = StuckWatch(90.0, ended.append, measures=False)
+    with scripted.over("first"):
+        await asyncio.sleep(0.01)
+    assert scripted.limit_s == 90.0
+    assert not ended
