@@ -20,13 +20,21 @@ class Cell:
     phase: str
 
     @property
+    def strikes(self) -> bool:
+        return bool(self.how)
+
+    @property
     def name(self) -> str:
-        return f"{self.how}:{self.victim}:{self.phase}"
+        return f"{self.how}:{self.victim}:{self.phase}" if self.how else "undisturbed"
 
     @property
     def may_break_streams(self) -> bool:
         """A stream cannot move to another router: it must break visibly."""
         return self.victim == "router"
+
+
+# The same load with nothing done to it: what the others are compared with.
+CONTROL = Cell("", "", "")
 
 
 def matrix(patterns: Sequence[str]) -> list[Cell]:

@@ -23,7 +23,11 @@ _LOOK_S = 0.05
 
 @dataclass(slots=True)
 class Result:
-    """What clients and stores saw of one cell. Times in seconds, `stall` beyond the undisturbed run's."""
+    """What clients and stores saw of one cell.
+
+    `silence_s` is the longest time for which a client heard nothing, `stall_s` what that is
+    beyond the longest of the undisturbed load.
+    """
 
     cell: str
     requests: int
@@ -31,6 +35,7 @@ class Result:
     failed: int = 0
     broken_streams: int = 0
     different: int = 0
+    silence_s: float = 0.0
     stall_s: float = 0.0
     resumed: int = 0
     recomputed_mean: float = 0.0
@@ -51,6 +56,7 @@ class Chaos:
         self._model = model
         self._run = run
         self._turn = 0
+        self._usual_silence_s = 0.0
 
     async def cell(self, cell: Cell, requests: int) -> Result:
         """Raises AssertionError only for a mesh that does not come back."""
@@ -61,7 +67,7 @@ class Chaos:
         before = await self._recomputed()
         load = asyncio.create_task(self._load(asks))
         try:
-            result.deaths = await self._break(cell, load, requests)
+            result.deaths = await self._break(cell, load, requests) if cell.strikes else 0
         finally:
             disturbed = await load
         await self._whole(cell)
@@ -70,6 +76,10 @@ class Chaos:
         result.resumed = max(0, round(after[0] - before[0]))
         result.recomputed_mean = (after[1] - before[1]) / result.resumed if result.resumed else 0.0
         self._compare(cell, result, asks, disturbed, await self._load(asks))
+        result.silence_s = max((o.longest_silence_s for o in disturbed if o.kind == "answered"), default=0.0)
+        if not cell.strikes:
+            self._usual_silence_s = result.silence_s
+        result.stall_s = max(0.0, result.silence_s - self._usual_silence_s)
         return result
 
     async def _whole(self, cell: Cell) -> None:
@@ -144,6 +154,3 @@ class Chaos:
             elif was.said != should.said:
                 result.different += 1
                 result.details.append(f"{number}: another answer")
-            else:
-                stall_s = was.longest_silence_s - should.longest_silence_s
-                result.stall_s = max(result.stall_s, stall_s)

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from mesh.chaos.cells import matrix
+from mesh.chaos.cells import CONTROL, matrix
 from mesh.chaos.run import Chaos, Result
 from mesh.chaos.view import View
 from mesh.cli.chat import trust
@@ -32,7 +32,8 @@ _HEADER = (
     "FAILED",
     "BROKEN STREAMS",
     "IDENTICAL",
-    "LONGEST STALL",
+    "SILENCE",
+    "STALL",
     "RECOMPUTED",
     "LEAKED",
 )
@@ -74,7 +75,7 @@ async def _run(state: StateDir, status: Mapping[str, Any], arguments: Any, cells
     results: list[Result] = []
     if not arguments.json:
         print(_line(_HEADER), flush=True)
-    for cell in cells:
+    for cell in (CONTROL, *cells):
         results.append(await chaos.cell(cell, arguments.requests))
         if not arguments.json:
             print(_line(_row(results[-1])), flush=True)
@@ -103,6 +104,7 @@ def _row(result: Result) -> tuple[str, ...]:
         str(result.failed),
         str(result.broken_streams),
         str(result.identical),
+        f"{result.silence_s:.2f} s",
         f"{result.stall_s:.2f} s",
         recomputed,
         str(result.leaked_pages),
@@ -110,7 +112,7 @@ def _row(result: Result) -> tuple[str, ...]:
 
 
 def _line(columns: tuple[str, ...]) -> str:
-    widths = (28, 8, 6, 6, 14, 9, 13, 12, 6)
+    widths = (28, 8, 6, 6, 14, 9, 7, 7, 12, 6)
     return "  ".join(column.ljust(width) for column, width in zip(columns, widths, strict=True)).rstrip()
 
 

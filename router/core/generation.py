@@ -254,13 +254,20 @@ class Generation:
         handoff.sources(attempt, sources)
         loop = asyncio.get_running_loop()
         timers: list[asyncio.TimerHandle] = []
+        handing_over = False
+
+        def hands_over() -> None:
+            nonlocal handing_over
+            if not handing_over:
+                handing_over = True
+                self._floor.faults.at("handing_over")
 
         def fail(failure: RunFailure) -> None:
             handoff.events.put_nowait(PrefillFailed(attempt, failure))
 
         def complete() -> None:
             self._enter(phase.HANDOVER)
-            self._floor.faults.at("handing_over")
+            hands_over()
             late = RunFailure("blocks were not handed over", Fault.REQUEST)
             patience_s = self._floor.transfer_s if elsewhere else self._floor.handover_s
             timers.append(loop.call_later(patience_s, fail, late))
@@ -277,6 +284,9 @@ class Generation:
             while True:
                 event = await handoff.events.get()
                 if not isinstance(event, PrefillFailed) or event.attempt == attempt:
+                    if isinstance(event, wire.Ready):
+                        # On one node decode often has its leases before the run says that it is done.
+                        hands_over()
                     return event
         finally:
             for timer in timers:

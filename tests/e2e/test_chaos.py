@@ -26,7 +26,10 @@ def chaos(mesh: Mesh, *args: str, timeout_s: float) -> dict[str, Any]:
 
 
 def check(report: dict[str, Any]) -> None:
-    for cell in report["cells"]:
+    control, *cells = report["cells"]
+    assert control["cell"] == "undisturbed"
+    assert control["deaths"] == 0
+    for cell in cells:
         assert cell["failed"] == 0, cell
         assert cell["different"] == 0, cell
         assert cell["leaked_pages"] == 0, cell
@@ -57,5 +60,5 @@ def test_a_mesh_without_fault_points_is_left_alone(mesh: Mesh) -> None:
 @pytest.mark.slow
 def test_the_whole_matrix(fragile: Mesh) -> None:
     report = chaos(fragile, "--requests", "24", timeout_s=1800)
-    assert len(report["cells"]) == 60
+    assert len(report["cells"]) == 61
     check(report)
