@@ -27,7 +27,8 @@ from router import wire
 from router.admission import Admission
 from router.core.core import Core
 from router.core.exchange import Books
-from router.core.generation import CAPABILITY_TTL_S, Floor
+from router.core.floor import Floor
+from router.core.generation import CAPABILITY_TTL_S
 from router.core.metrics import RouterMetrics
 from router.core.policy import Snapshot
 from router.core.policy_watch import PolicyHolder

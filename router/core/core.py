@@ -18,7 +18,8 @@ from mesh.errors import InternalError, MeshError
 from router.core import phases as phase
 from router.core.choice import Choice
 from router.core.exchange import CANCELLED, Books, Exchange
-from router.core.generation import Floor, Generation, Origin, first_error
+from router.core.floor import Floor, Origin
+from router.core.generation import Generation, first_error
 from router.core.grammars import CallOutput, ModelGrammars, StructuredOutput
 from router.core.identity import Verifier, verify_caller
 from router.core.limits import checked

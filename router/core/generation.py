@@ -14,23 +14,19 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import count
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from mesh.blocks import PAGE_TOKENS, chain, root_id
 from mesh.errors import InternalError, MeshError, Unavailable
-from mesh.faults import NO_FAULTS, FaultPoints
 from router import wire
-from router.admission import Admission, Need
+from router.admission import Need
 from router.core import phases as phase
 from router.core.choice import Choice
+from router.core.floor import Floor, Origin
 from router.core.handoff import CREDIT_TOKENS, Event, Handoff, Lost, PrefillFailed
 from router.core.request import Ask, Delta
-from router.fleet import Fleet
 from router.placement import Worker
-from router.prefill_runs import Fault, PrefillRun, RunFailure, RunPatience
+from router.prefill_runs import Fault, PrefillRun, RunFailure
 
 log = logging.getLogger(__name__)
 
@@ -38,40 +34,6 @@ DEATHS_MAX = 3
 PREFILL_ATTEMPTS = 2
 NO_STORE_S = 15.0
 CAPABILITY_TTL_S = 600.0
-
-Mint = Callable[[Mapping[str, Any]], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """Where work is done: workers, the queue in front of them, and the router's signature.
-
-    `mint(claims)` signs a capability; `name` is unique to this router process.
-    """
-
-    fleet: Fleet
-    admission: Admission
-    mint: Mint
-    name: str
-    run_patience: RunPatience
-    # A run that has committed everything without the decode worker noticing.
-    handover_s: float = 10.0
-    faults: FaultPoints = NO_FAULTS
-    # A transfer that goes on when the run is complete; one that stalls is given up by its store.
-    transfer_s: float = 25.0
-    placements: Iterator[int] = field(default_factory=lambda: count(1))
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What a placement needs to know of the request around it."""
-
-    request_id: str
-    organisation: str
-    salt: bytes
-    arrival_ns: int
-    end_ids: frozenset[int]
-    traceparent: str = ""
 
 
 class Generation:
