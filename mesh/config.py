@@ -81,6 +81,8 @@ class ServiceConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
     # Tests may make things go wrong here; see mesh.faults.
     fault_points: bool = False
+    # A successor may start while this one still serves, on the same address.
+    side_by_side: bool = False
 
 
 def load_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> ServiceConfig:
@@ -219,6 +221,7 @@ def _service(raw: dict[str, Any]) -> ServiceConfig:
         model=fields.nested("model", _model),
         options=fields.take("options", dict, {}),
         fault_points=fields.take("fault_points", bool, False),
+        side_by_side=fields.take("side_by_side", bool, False),
     )
     fields.end()
     return config

@@ -42,7 +42,7 @@ CLOSE_TIMEOUT_S = 2.0
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 FIRST_RETRY_S = 0.02
-LAST_RETRY_S = 1.0
+LAST_RETRY_S = 0.3
 
 # Coming again does not help against these.
 _FINAL = (Conflict, InvalidRequest, PermissionDenied, StaleHandle)

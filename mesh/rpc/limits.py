@@ -33,7 +33,8 @@ def channel_options(*, tcp: bool, target_name: str | None) -> Options:
         ("grpc.service_config_disable_resolution", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 2000),
+        # A try costs nothing on one node, and a service that is back must not be waited for.
+        ("grpc.max_reconnect_backoff_ms", 2000 if tcp else 300),
         # Channels do not share a connection: one that breaks breaks alone.
         ("grpc.use_local_subchannel_pool", 1),
     ]
@@ -50,11 +51,12 @@ def channel_options(*, tcp: bool, target_name: str | None) -> Options:
     return options
 
 
-def server_options() -> Options:
-    """Options of a server. Two servers on one port would share its connections: refused."""
+def server_options(*, share_port: bool = False) -> Options:
+    """Options of a server. Two servers on one port would share its connections: refused, unless
+    one is to take over from the other."""
     return [
         *_shared(),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(share_port)),
         ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_S * 1000 // 2),
         ("grpc.http2.max_ping_strikes", 0),
     ]

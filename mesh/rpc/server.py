@@ -62,7 +62,7 @@ class RpcServer:
         verifier = verifier or TokenVerifier(config.identity.ca)
         doorkeeper = Doorkeeper(verifier, role=config.role, allowed=allowed, tls=self._tls_on_wire)
         self.server: grpc.aio.Server = grpc.aio.server(
-            interceptors=[_Guard(doorkeeper)], options=server_options()
+            interceptors=[_Guard(doorkeeper)], options=server_options(share_port=config.side_by_side)
         )
         self.health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)

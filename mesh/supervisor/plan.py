@@ -272,7 +272,7 @@ class Plan:
             nice=NICE.get(role, 0),
             stop_s=self.options.drain_s,
             prepare=lambda taking_over: self._prepare_service(
-                role, name, address, merged, model, config_file, status_file, taking_over
+                role, name, address, merged, model, config_file, status_file, side_by_side, taking_over
             ),
             side_by_side=side_by_side,
             env=_environment(),
@@ -287,6 +287,7 @@ class Plan:
         model: ModelPlan | None,
         config_file: Path,
         status_file: Path,
+        side_by_side: bool,
         taking_over: bool,
     ) -> Sequence[str]:
         # What the run before left must not be taken for this one's.
@@ -309,6 +310,7 @@ class Plan:
             model=None if model is None else ModelConfig(model.name, model.source, model.path),
             options=dict(options),
             fault_points=self.options.fault_points,
+            side_by_side=side_by_side,
         )
         write_config(config_file, config)
         return ()

@@ -27,8 +27,8 @@ from mesh.supervisor.sweep import start_time
 
 _CHILD = Path(__file__).with_name("child.py")
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
-# A process that was up this long has recovered from what made it end before.
-_HEALTHY_AFTER_S = 30.0
+# A process that was ready for so long has recovered from what made it end before.
+_HEALTHY_AFTER_S = 3.0
 # While a process starts, between two looks whether it is ready.
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 0.25
 # A started process that does not become ready is ended and tried again.
@@ -91,6 +91,7 @@ class Process:
         self.began = time.monotonic()
         self._on_change = on_change
         self._failures = 0
+        self._ready_at: float | None = None
         self._killed_for: str | None = None
         self._stopping = False
         self._skip_backoff = asyncio.Event()
@@ -186,13 +187,14 @@ class Process:
 
     async def _keep_running(self) -> None:
         while not self._stopping:
-            began = time.monotonic()
+            self._ready_at = None
             reason = await self._run_once()
             if self._ends():
                 return
             self.reason = reason
             self.restarts += 1
-            self._failures = 1 if time.monotonic() - began > _HEALTHY_AFTER_S else self._failures + 1
+            well_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+            self._failures = 1 if well_s > _HEALTHY_AFTER_S else self._failures + 1
             pause_s = _BACKOFF_S[min(self._failures - 1, len(_BACKOFF_S) - 1)]
             self._enter(State.BACKOFF, reason)
             with contextlib.suppress(TimeoutError):
@@ -313,6 +315,7 @@ class Process:
             await asyncio.sleep(look_s)
             look_s = min(look_s * 1.5, _LAST_LOOK_S)
         self.reason = None
+        self._ready_at = time.monotonic()
         self.ready.set()
         self._enter(State.READY)
 

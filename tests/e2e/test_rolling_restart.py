@@ -107,3 +107,30 @@ async def test_a_rolling_restart_under_long_generations_and_with_pairs(tmp_path:
     pairs = ["--prefill", "2", "--decode", "2", "--router", "2"]
     with running(tmp_path / "state", ["--model", "script=script:", *pairs]) as mesh:
         await rolled(mesh, Load(mesh, model="script", clients=6, long=16, long_s=60))
+
+
+@pytest.mark.slow
+async def test_a_rolling_restart_over_tcp_with_mutual_tls(tmp_path: Path) -> None:
+    with running(tmp_path / "state", ["--model", "script=script:", "--listen", "tcp"]) as mesh:
+        await rolled(mesh, Load(mesh, model="script", clients=4, long=4, long_s=16))
+
+
+async def test_a_drained_worker_takes_nothing_until_it_is_restarted(mesh: Mesh) -> None:
+    names = [p["name"] for p in mesh.processes("decode") if p["name"].startswith("decode-script")]
+    load = Load(mesh, model="script", clients=2, long=2, long_s=8)
+    running_load = asyncio.create_task(load.run())
+    await asyncio.sleep(1.0)
+    assert "is drained" in await asyncio.to_thread(mesh.cli, "drain", names[0], "--within", "1")
+    states = {p["name"]: p["state"] for p in mesh.status()["processes"]}
+    assert states[names[0]] == "drained"
+    assert mesh.status()["ready"]
+    # The other one is the last.
+    await asyncio.to_thread(mesh.cli, "drain", names[1], check=False)
+    assert {p["name"]: p["state"] for p in mesh.status()["processes"]}[names[1]] == "ready"
+    await asyncio.sleep(1.0)
+    await asyncio.to_thread(mesh.cli, "restart", names[0])
+    load.stop.set()
+    await asyncio.wait_for(running_load, timeout=120)
+    assert not load.failed, "\n".join(load.failed)
+    assert load.done > 4
+    assert {p["name"]: p["state"] for p in mesh.status()["processes"]}[names[0]] == "ready"
