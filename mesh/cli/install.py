@@ -43,7 +43,8 @@ def main() -> int:
         return install(arguments.stamp, arguments.extra)
     except subprocess.CalledProcessError as error:
         say(
-            f"installing failed ({error.cmd[2]} ended with status {error.returncode}); run the command again to go on"
+            f"installing failed ({error.cmd[2]} ended with status {error.returncode}); "
+            "run the command again to go on"
         )
         return 1
 

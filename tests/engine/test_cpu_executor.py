@@ -60,7 +60,10 @@ def whole() -> Logits:
 def test_near_the_reference(kv_dtype: str, tolerance: float) -> None:
     """The same numbers lie in the pages of both; a number at a tie may be rounded the other way."""
     found = []
-    for executor in (tiny(kv_dtype=kv_dtype), engine.load("tiny:seed=3", executor="reference", kv_dtype=kv_dtype)):
+    for executor in (
+        tiny(kv_dtype=kv_dtype),
+        engine.load("tiny:seed=3", executor="reference", kv_dtype=kv_dtype),
+    ):
         bind(executor, 64)
         found.append(run(executor, TOKENS, PAGES, [len(TOKENS)]))
     np.testing.assert_allclose(found[0], found[1], rtol=0, atol=tolerance)
