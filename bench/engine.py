@@ -4,6 +4,7 @@
   tg64_tok_s           generation: 64 steps of one sequence
   tg64_b16_tok_s       the same for 16 sequences, all their tokens together
   tg32_d1024_tok_s     32 steps of one sequence at a depth (8192 means: up to the end of such a context)
+  tg64_step_spread_ms  p99 - p50 of the time of a step at batch 1
   …_gop_s, …_gb_s      what that takes: integer products, or bytes of weights and pages read
   …_peak_pct           percent of what this machine was measured to give in the same run:
   peak_int8_gop_s        integer dot products in registers, with the same instructions
@@ -115,6 +116,7 @@ class _Bench:
         self._model.bind(self._arena, pages, layout.page_bytes)
         numbers = np.random.default_rng(0).integers(3, self._info.vocab_size, max(prompt, 16384))
         self._tokens = [int(token) for token in numbers]
+        self._step_s: list[float] = []
         self._int8_gop_s: float | None = None
         self._read_gb_s: float | None = None
 
@@ -139,6 +141,8 @@ class _Bench:
             key = f"tg{STEPS}" if batch == 1 else f"tg{STEPS}_b{batch}"
             found[f"{key}_tok_s"] = batch * STEPS / seconds
             found |= self._read(key, batch, STEPS, STEPS, seconds)
+            if batch == 1:
+                found[f"{key}_step_spread_ms"] = self._spread_ms()
             if batch > 1:
                 found |= self._computed(key, batch * STEPS, batch * STEPS, seconds)
         for depth, start in self._depths.items():
@@ -156,9 +160,17 @@ class _Bench:
     def _generate(self, batch: int, depth: int, steps: int) -> None:
         each = self._layout.pages_for(depth + steps)
         tables = [range(i * each, (i + 1) * each) for i in range(batch)]
+        self._step_s.clear()
         for step in range(steps):
             token = self._tokens[step : step + 1]
+            start = time.perf_counter()
             self._model.step([Slice(token, depth + step, table, 1) for table in tables])
+            self._step_s.append(time.perf_counter() - start)
+
+    def _spread_ms(self) -> float:
+        """Of the last generation."""
+        ordered = sorted(self._step_s)
+        return (ordered[-1 - len(ordered) // 100] - ordered[len(ordered) // 2]) * 1e3
 
     def _computed(self, key: str, rows: int, logit_rows: int, seconds: float) -> dict[str, float]:
         """The products alone: attention is not counted."""
