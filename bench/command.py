@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, str] = {
     "engine": "How fast the engine is on this machine, beside what the machine could do.",
     "serve": "How fast any OpenAI-compatible server is, under a load that you choose.",
     "peers": "kvmesh beside llama.cpp, vLLM on CPU and transformers, in turns, with ratios.",
+    "neighbours": "What workers on one machine cost each other.",
     "accuracy": "How far a model's answers are from those of a float32 oracle.",
 }
 

@@ -7,16 +7,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mesh.config import ConfigError
+from mesh.processors import ANY, parse
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """`max_seqs` choices run at once, `step_tokens` rows make a step at most.
+    """`threads` compute, held to `cpus` (`any`, or such as `0,1`).
+
+    `max_seqs` choices run at once, `step_tokens` rows make a step at most.
 
     `drain_s` is how long running requests may go on after a stop.
     """
 
     threads: int = 1
+    cpus: str = ANY
     executor: str = "reference"
     kv_dtype: str = "f32"
     page_tokens: int = 16
@@ -44,4 +48,8 @@ def decode_options(options: Mapping[str, Any]) -> DecodeOptions:
         if type(value) is not kind or not value or (kind is not str and value < 0):
             raise ConfigError(f"options.{name}: expected a {kind.__name__} above 0, found {value!r}")
         values[name] = value
+    try:
+        parse(values["cpus"])
+    except ValueError as error:
+        raise ConfigError(f"options.cpus: {error}") from error
     return DecodeOptions(**values)

@@ -25,6 +25,7 @@ from mesh.config import ConfigError, ModelConfig
 from mesh.errors import MeshError
 from mesh.kv.client import KvClient
 from mesh.news import Load
+from mesh.processors import parse
 from mesh.service import ServiceRuntime, main
 from text import load_text_model
 from text.grammar import Grammars
@@ -134,6 +135,7 @@ async def _load(model: ModelConfig, options: DecodeOptions) -> Executor:
         return load(
             model.path,
             threads=options.threads,
+            cpus=parse(options.cpus),
             page_tokens=options.page_tokens,
             kv_dtype=options.kv_dtype,
             executor=options.executor,

@@ -4,6 +4,7 @@ Sources: the path of a GGUF file; `tiny:seed=1[,layers=2][,context=4096]`, rando
 `script:`, a model that says what it is told. Finding the file of a named model is not done here.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import EngineError
@@ -19,11 +20,13 @@ def load(
     kv_dtype: str = "f32",
     logits: bool = True,
     executor: str = "reference",
+    cpus: Sequence[int] = (),
 ) -> Executor:
     """Loads the model and checks everything that can be checked before a request comes.
 
     `logits` False leaves the output matrix out: for workers that never ask for logits. `executor` is
-    "reference" (torch, float32: the truth) or "cpu" (the C++ core). Raises EngineError (or
+    "reference" (torch, float32: the truth) or "cpu" (the C++ core).
+    `cpus` holds the cpu executor's threads to these processors, in turn. Raises EngineError (or
     `text.errors.GgufError` for a file that cannot be read), naming the tensor, key or operation.
     """
     if threads < 1:
@@ -44,7 +47,9 @@ def load(
     if executor == "cpu":
         from engine.cpu import CpuExecutor
 
-        return CpuExecutor(model, threads=threads, page_tokens=page_tokens, kv_dtype=kv_dtype, logits=logits)
+        return CpuExecutor(
+            model, threads=threads, page_tokens=page_tokens, kv_dtype=kv_dtype, logits=logits, cpus=cpus
+        )
     from engine.reference import ReferenceExecutor
 
     return ReferenceExecutor(

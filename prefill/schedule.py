@@ -1,7 +1,8 @@
 """Whose chunk comes next, and how long it is. Pure: the caller brings the times.
 
-Runs queue by arrival. A few of the oldest are active and take turns chunk by
-chunk, so that a short prompt is not stuck behind a long one and a long one is not
+Runs queue by arrival. A few of the oldest are active; of these the one with the least
+left to compute goes first, which makes the mean wait for a first token the shortest that
+there is, and every few chunks the one that has waited longest, so that none is
 postponed for ever. A chunk takes about `TARGET_S`, whatever the machine.
 """
 
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 from prefill.run import Run
 
 ACTIVE_RUNS = 4
+# Every so many chunks one is for whoever has waited longest.
+PATIENT_TURN = 4
 TARGET_S = 0.1
 FIRST_TOKENS = 64
 MOST_TOKENS = 2048
@@ -41,11 +44,15 @@ class Queue:
             self._runs.remove(run)
 
     def next(self) -> Run | None:
-        """Of the active runs the one that has waited longest for a turn."""
+        """Of the active runs the one with the least left, or in its turn the one that has waited longest."""
         if not self._runs:
             return None
-        run = min(self._runs[:ACTIVE_RUNS], key=lambda r: r.last_turn)
         self._turn += 1
+        active = self._runs[:ACTIVE_RUNS]
+        if self._turn % PATIENT_TURN:
+            run = min(active, key=lambda r: r.missing_blocks)
+        else:
+            run = min(active, key=lambda r: r.last_turn)
         run.last_turn = self._turn
         return run
 

@@ -13,6 +13,7 @@ from mesh.config import ConfigError, ModelConfig
 from mesh.errors import MeshError
 from mesh.kv.client import KvClient
 from mesh.news import Load
+from mesh.processors import parse
 from mesh.service import ServiceRuntime, main
 from prefill.load import LoadReporter
 from prefill.loop import PrefillLoop
@@ -106,6 +107,7 @@ async def _load(model: ModelConfig, options: PrefillOptions) -> Executor:
         return load(
             model.path,
             threads=options.threads,
+            cpus=parse(options.cpus),
             page_tokens=options.page_tokens,
             kv_dtype=options.kv_dtype,
             executor=options.executor,

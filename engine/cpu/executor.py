@@ -52,6 +52,7 @@ class CpuExecutor:
         logits: bool = True,
         isa: str | None = None,
         rows_at_once: int = ROWS_AT_ONCE,
+        cpus: Sequence[int] = (),
     ) -> None:
         program, hyper = build(model, logits=logits)
         program = without_unused(program)
@@ -59,7 +60,7 @@ class CpuExecutor:
         core = load()
         chosen = os.environ.get("KVMESH_CPU_ISA", "") if isa is None else isa
         try:
-            self._engine = core.Engine(threads, chosen)
+            self._engine = core.Engine(threads, chosen, list(cpus))
         except ValueError as error:
             raise EngineError(f"the cpu executor cannot start: {error}") from error
         weights = [op.table if isinstance(op, Embed) else op.weight for op in matrices(program.operations)]

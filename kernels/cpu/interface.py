@@ -4,6 +4,7 @@ Everything that cannot be is refused with a ValueError: at building with the num
 in a step before any page is touched.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -80,8 +81,8 @@ class CoreEngine(Protocol):
 
 
 class Core(Protocol):
-    def Engine(self, threads: int, isa: str) -> CoreEngine:
-        """`isa` "": the best that this processor has."""
+    def Engine(self, threads: int, isa: str, cpus: Sequence[int] = ()) -> CoreEngine:
+        """`isa` "": the best that this processor has. `cpus`: where thread 0, 1, … stay; empty: anywhere."""
 
     def packed_bytes(
         self, form: str, rows: int, columns: int, half: bool, minima: bool, group: int

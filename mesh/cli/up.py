@@ -31,6 +31,7 @@ _FLAGS = (
     "key",
     "edge",
     "threads",
+    "pin",
     "executor",
     "kv_dtype",
     "page_pool",

@@ -54,6 +54,7 @@ class MeshOptions:
     kv_bytes: int | None = None
     page_pool: int | None = None
     threads: int | None = None
+    pin: bool = False
     executor: str | None = None
     kv_dtype: str | None = None
     listen: str = "unix"
@@ -83,6 +84,8 @@ class MeshOptions:
                 raise OptionsError(f"--{name}: between 1 and 64, not {getattr(self, name)}")
         if not 1 <= self.port <= 65535:
             raise OptionsError(f"--port: between 1 and 65535, not {self.port}")
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise OptionsError(f"--threads: between 1 and 1024, not {self.threads}")
         if not self.models:
             raise OptionsError("--model: at least one model")
         if self.listen not in ("unix", "tcp"):
@@ -187,6 +190,7 @@ _FILE_FIELDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
     "kv_memory": ("kv_bytes", (str, int)),
     "page_pool": ("page_pool", int),
     "threads": ("threads", int),
+    "pin": ("pin", bool),
     "executor": ("executor", str),
     "kv_dtype": ("kv_dtype", str),
     "listen": ("listen", str),

@@ -21,6 +21,7 @@ from mesh.ca import CertificateAuthority
 from mesh.config import MetricsConfig, ModelConfig, NatsConfig, ServiceConfig, write_config
 from mesh.identity import ServiceIdentity, service_audience
 from mesh.nats_permissions import permissions
+from mesh.processors import Places, allowed
 from mesh.supervisor.options import MeshOptions, process_slug
 from mesh.supervisor.ports import Ports
 from mesh.supervisor.probe import GreetingProbe, HttpProbe, Probe
@@ -61,6 +62,7 @@ class Plan:
         self.options, self.state = options, state
         self._kv_bytes = kv_bytes
         self._ports = Ports()
+        self._places = Places(allowed())
         self._tcp = options.listen == "tcp"
         self._node = socket.gethostname().split(".")[0].lower() or "node"
         self._ca = CertificateAuthority.open_or_create(state.ca)
@@ -140,10 +142,17 @@ class Plan:
         slug = process_slug(model.name)
         counts = (("prefill", self.options.prefill), ("decode", self.options.decode))
         return [
-            self._service(role, f"{role}-{slug}-{n}", options, model)
+            self._service(role, f"{role}-{slug}-{n}", {**options, **self._place(role)}, model)
             for role, count in counts
             for n in range(count)
         ]
+
+    def _place(self, role: str) -> dict[str, Any]:
+        """Where one more worker's threads stay, if they are to stay anywhere."""
+        if not self.options.pin:
+            return {}
+        threads = self.options.role_options.get(role, {}).get("threads", self.options.threads or 1)
+        return {"cpus": self._places.take(int(threads))}
 
     def routers(self) -> list[ProcessSpec]:
         return [

@@ -6,21 +6,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefill.run import Run
-from prefill.schedule import ACTIVE_RUNS, MOST_TOKENS, TARGET_S, Pace, Queue
+from prefill.schedule import ACTIVE_RUNS, MOST_TOKENS, PATIENT_TURN, TARGET_S, Pace, Queue
 from tests.prefill.orders import P, order
 
 
-def run(name: str, arrival: int) -> Run:
-    return Run(order(1, name, arrival_unix_ns=arrival), 0.0)
+def run(name: str, arrival: int, blocks: int = 1) -> Run:
+    return Run(order(blocks, name, arrival_unix_ns=arrival), 0.0)
 
 
-def test_a_short_prompt_is_not_stuck_behind_a_long_one() -> None:
+def test_a_short_prompt_goes_before_a_long_one_which_still_advances() -> None:
     queue = Queue()
-    long, short = run("long/0", 1), run("short/0", 2)
+    long, short = run("long/0", 1, blocks=9), run("short/0", 2)
     queue.add(long)
     assert [queue.next(), queue.next()] == [long, long]
     queue.add(short)
-    assert [queue.next() for _ in range(4)] == [short, long, short, long]
+    turns = [queue.next() for _ in range(4 * PATIENT_TURN)]
+    assert turns[0] is short
+    assert turns.count(short) > turns.count(long) >= 2
+
+
+def test_equal_prompts_are_finished_one_after_another() -> None:
+    """Taking turns would make all of them as late as the last."""
+    queue = Queue()
+    first, second = run("a/0", 1, blocks=4), run("b/0", 2, blocks=4)
+    queue.add(second)
+    queue.add(first)
+    finished = []
+    while len(queue):
+        now = queue.next()
+        assert now is not None
+        now.committed[now.committed.index(False)] = True
+        if not now.missing_blocks:
+            queue.remove(now)
+            finished.append((now, sum(second.committed) if now is first else 4))
+    assert [now for now, _ in finished] == [first, second]
+    assert finished[0][1] <= 1
 
 
 def test_only_a_few_of_the_oldest_take_turns() -> None:
@@ -28,9 +48,10 @@ def test_only_a_few_of_the_oldest_take_turns() -> None:
     runs = [run(f"r{i}/0", i) for i in range(ACTIVE_RUNS + 3)]
     for item in reversed(runs):
         queue.add(item)
-    assert {queue.next() for _ in range(20)} == set(runs[:ACTIVE_RUNS])
+    turns = 2 * ACTIVE_RUNS * PATIENT_TURN
+    assert {queue.next() for _ in range(turns)} == set(runs[:ACTIVE_RUNS])
     queue.remove(runs[0])
-    assert {queue.next() for _ in range(20)} == set(runs[1 : ACTIVE_RUNS + 1])
+    assert {queue.next() for _ in range(turns)} == set(runs[1 : ACTIVE_RUNS + 1])
 
 
 def test_an_empty_queue_has_no_turn() -> None:

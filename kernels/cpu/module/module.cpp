@@ -62,10 +62,13 @@ kv::Weight weight_of(const std::string& form, int rows, int columns, bool half, 
 
 class Engine {
  public:
-  Engine(int threads, const std::string& isa) : kernels_(kv::choose_kernels(isa.c_str())) {
+  Engine(int threads, const std::string& isa, const std::vector<int>& cpus) : kernels_(kv::choose_kernels(isa.c_str())) {
     if (kernels_ == nullptr) throw std::invalid_argument("this processor cannot run the kernels for " + isa);
     if (threads < 1 || threads > 1024) throw std::invalid_argument("the number of threads is impossible");
-    threads_ = std::make_unique<kv::Threads>(threads);
+    for (const int cpu : cpus) {
+      if (cpu < 0 || cpu >= kv::Threads::kMostCpus) throw std::invalid_argument("there is no such CPU");
+    }
+    threads_ = std::make_unique<kv::Threads>(threads, cpus);
   }
 
   std::string isa() const { return kernels_->name; }
@@ -258,6 +261,7 @@ class Engine {
     kv::Error error;
     {
       const nb::gil_scoped_release release;
+      threads_->settle_caller();
       error = runner_->step(batch, aborted_);
     }
     busy_.store(false);
@@ -378,7 +382,8 @@ NB_MODULE(_kvmesh_cpu, m) {
   m.def("run_peak_int8", &run_peak_int8, "isa"_a, "rounds"_a);
   m.def("read_all", &read_all, "data"_a);
   nb::class_<Engine>(m, "Engine")
-      .def(nb::init<int, const std::string&>(), "threads"_a, "isa"_a)
+      .def(nb::init<int, const std::string&, const std::vector<int>&>(), "threads"_a, "isa"_a,
+           "cpus"_a = std::vector<int>{})
       .def_prop_ro("isa", &Engine::isa)
       .def("buffer", &Engine::buffer, "width"_a, "picked"_a, "quantised"_a)
       .def("weight", &Engine::weight, "form"_a, "rows"_a, "columns"_a, "half"_a, "minima"_a, "group"_a, "data"_a)

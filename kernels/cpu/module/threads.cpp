@@ -1,5 +1,10 @@
 #include "threads.h"
 
+#include <utility>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -21,7 +26,7 @@ std::uint64_t ticket_of(std::uint32_t job, std::uint32_t chunk) { return std::ui
 
 }  // namespace
 
-Threads::Threads(int count) {
+Threads::Threads(int count, std::vector<int> cpus) : cpus_(std::move(cpus)) {
   threads_.reserve(static_cast<std::size_t>(count - 1));
   for (int worker = 1; worker < count; ++worker) threads_.emplace_back(&Threads::serve, this, worker);
 }
@@ -31,6 +36,23 @@ Threads::~Threads() {
   job_.fetch_add(2);
   job_.notify_all();
   for (std::thread& thread : threads_) thread.join();
+}
+
+void Threads::pin([[maybe_unused]] int worker) const {
+#if defined(__linux__)
+  if (cpus_.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(static_cast<unsigned>(cpus_[static_cast<std::size_t>(worker) % cpus_.size()]), &set);
+  // A CPU that was taken away since is no reason to stop: the system places the thread then.
+  sched_setaffinity(0, sizeof set, &set);
+#endif
+}
+
+void Threads::settle_caller() {
+  if (cpus_.empty() || settled_ == std::this_thread::get_id()) return;
+  settled_ = std::this_thread::get_id();
+  pin(0);
 }
 
 void Threads::run(int chunks, Work work, void* context) {
@@ -86,6 +108,7 @@ std::uint32_t Threads::await_job(std::uint32_t seen) {
 }
 
 void Threads::serve(int worker) {
+  pin(worker);
   std::uint32_t seen = 0;
   while (true) {
     seen = await_job(seen);

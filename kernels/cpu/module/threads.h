@@ -12,20 +12,25 @@ namespace kv {
 
 class Threads {
  public:
+  static constexpr int kMostCpus = 1024;  // as many as a cpu_set_t holds
   using Work = void (*)(void* context, int chunk, int worker);
 
-  // `count` threads in all, the caller among them: 1 starts none.
-  explicit Threads(int count);
+  // `count` threads in all, the caller among them: 1 starts none. Thread i stays on CPU cpus[i % cpus.size()];
+  // with no `cpus` the system places them.
+  explicit Threads(int count, std::vector<int> cpus = {});
   ~Threads();
   Threads(const Threads&) = delete;
   Threads& operator=(const Threads&) = delete;
 
   int count() const { return static_cast<int>(threads_.size()) + 1; }
+  // Brings the calling thread to its CPU, as thread 0.
+  void settle_caller();
   // From one thread at a time.
   void run(int chunks, Work work, void* context);
 
  private:
   void serve(int worker);
+  void pin(int worker) const;
   void take_chunks(std::uint32_t job, int worker);
   std::uint32_t await_job(std::uint32_t seen);
 
@@ -39,6 +44,8 @@ class Threads {
   std::atomic<int> sleepers_{0};
   std::atomic<bool> caller_sleeps_{false};
   std::atomic<bool> ending_{false};
+  std::vector<int> cpus_;
+  std::thread::id settled_;
   std::vector<std::thread> threads_;
 };
 
