@@ -18,6 +18,7 @@ from decode.closing import Closer
 from decode.commits import Commits
 from decode.frames import Beat, Ending, FrameSink, Ready, Row, Step
 from decode.opening import Limits
+from decode.pacing import NEVER, Pacing
 from decode.pressure import Pressure
 from decode.request import Phase, Request
 from decode.scheduler import Part, Plan, Scheduler
@@ -46,8 +47,11 @@ class DecodeLoop:
         telemetry: LoopTelemetry,
         spans: RequestSpans | None = None,
         faults: FaultPoints = NO_FAULTS,
+        pacing: Pacing = NEVER,
     ) -> None:
         self._faults = faults
+        self._pacing = pacing
+        self._step_began_s = 0.0
         self.limits = limits
         self.scheduler = Scheduler(limits, kv.take, stepper.draft)
         self.steps = 0
@@ -79,6 +83,7 @@ class DecodeLoop:
             rows = self._accept(plan.parts, outcomes)
             self._commits.start()
             self._send(rows)
+            await self._pause()
         self._stopped.set()
 
     # What other coroutines may call.
@@ -161,9 +166,15 @@ class DecodeLoop:
         await self._wake.wait()
         self._wake.clear()
 
+    async def _pause(self) -> None:
+        since_s = asyncio.get_running_loop().time() - self._step_began_s
+        pause_s = self._pacing.pause_s(since_s, self.scheduler.in_phase(Phase.HANDING_OVER))
+        if pause_s and not self._stopping:
+            await asyncio.sleep(pause_s)
+
     async def _step(self, parts: Sequence[Part]) -> list[Outcome]:
         loop = asyncio.get_running_loop()
-        started = loop.time()
+        started = self._step_began_s = loop.time()
         with self._watch.over("a step"):
             await self._faults.delay("step")
             outcomes = await loop.run_in_executor(self._engine, self._stepper.run, parts)

@@ -14,7 +14,8 @@ from mesh.processors import ANY, parse
 class DecodeOptions:
     """`threads` compute, held to `cpus` (`any`, or such as `0,1`).
 
-    `max_seqs` choices run at once, `step_tokens` rows make a step at most.
+    `max_seqs` choices run at once, `step_tokens` rows make a step at most. `pace_s`, if any, is how far apart
+    steps begin while prompts are being computed on the same processors.
 
     `drain_s` is how long running requests may go on after a stop.
     """
@@ -26,6 +27,7 @@ class DecodeOptions:
     page_tokens: int = 16
     max_seqs: int = 64
     step_tokens: int = 256
+    pace_s: float = 0.0
     drain_s: float = 8.0
 
     def __post_init__(self) -> None:

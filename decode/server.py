@@ -15,6 +15,7 @@ from decode.load import LoadReporter
 from decode.loop import DecodeLoop
 from decode.opening import Limits
 from decode.options import DecodeOptions, decode_options
+from decode.pacing import Pacing
 from decode.pool import fingerprint_of, layout_of
 from decode.service import ALLOWED, SERVICE_NAME, CapabilityCheck, DecodeService
 from decode.spans import RequestSpans
@@ -72,6 +73,7 @@ async def serve(runtime: ServiceRuntime) -> None:
         telemetry,
         RequestSpans(runtime.tracer),
         runtime.faults,
+        Pacing(options.pace_s),
     )
     grammars = WorkerGrammars(partial(_grammars, config.model.path, info.vocab_size))
     admission = Admission(kv, loop, CapabilityCheck(runtime.verifier, config.model.name), grammars)

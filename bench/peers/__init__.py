@@ -17,6 +17,7 @@ Peers live in environments of their own: --llama DIR, --vllm DIR (also $KVMESH_P
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -79,6 +80,8 @@ def run(arguments: argparse.Namespace) -> Row:
 
 def _rounds(jobs: Sequence[Job], rounds: int, log: Path | None) -> list[Measurement]:
     found: list[Measurement] = []
+    # So that the servers end with this program, however it is ended.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         for _ in range(rounds):
             for job in jobs:
