@@ -34,6 +34,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES: Mapping[str, str] = {"iam": "iam_authz", "responses": "response_store"}
 NICE: Mapping[str, int] = {"decode": 5, "prefill": 10}
 DEV_ORGANISATION = "dev"
+# Threads of a worker, unless somebody says how many.
+MOST_THREADS = 8
+# How far apart steps of decode begin while prompts wait for the same processors.
+PACE_S = 0.04
 SUPERVISOR = "supervisor"
 EDGE = "edge"
 # The edge cannot make tokens, so it holds ones that outlive any run.
@@ -142,17 +146,28 @@ class Plan:
         slug = process_slug(model.name)
         counts = (("prefill", self.options.prefill), ("decode", self.options.decode))
         return [
-            self._service(role, f"{role}-{slug}-{n}", {**options, **self._place(role)}, model)
+            self._service(role, f"{role}-{slug}-{n}", {**options, **self._share(role)}, model)
             for role, count in counts
             for n in range(count)
         ]
 
-    def _place(self, role: str) -> dict[str, Any]:
-        """Where one more worker's threads stay, if they are to stay anywhere."""
-        if not self.options.pin:
-            return {}
-        threads = self.options.role_options.get(role, {}).get("threads", self.options.threads or 1)
-        return {"cpus": self._places.take(int(threads))}
+    def _share(self, role: str) -> dict[str, Any]:
+        """One more worker's part of the processors: its threads, where they stay, and whether it shares them."""
+        threads = self._threads(role)
+        share: dict[str, Any] = {"threads": threads}
+        if self.options.pin:
+            share["cpus"] = self._places.take(threads)
+        wanted = sum(self._threads(name) * getattr(self.options, name) for name in ("prefill", "decode"))
+        if role == "decode" and wanted * len(self.options.models) >= len(allowed()):
+            share["pace_s"] = PACE_S
+        return share
+
+    def _threads(self, role: str) -> int:
+        chosen = self.options.role_options.get(role, {}).get("threads", self.options.threads)
+        if isinstance(chosen, int) and chosen > 0:
+            return chosen
+        # The kernel weighs workers by their niceness, and the cpu executor's idle threads cost nothing.
+        return min(len(allowed()), MOST_THREADS) if self.options.executor == "cpu" else 1
 
     def routers(self) -> list[ProcessSpec]:
         return [
