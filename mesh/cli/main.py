@@ -120,7 +120,12 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     up.add_argument("--cert", type=Path, metavar="FILE", help="the edge's certificate chain (PEM)")
     up.add_argument("--key", type=Path, metavar="FILE", help="the edge's private key (PEM)")
     up.add_argument("--no-edge", dest="edge", action="store_const", const=False, help="without Envoy")
-    up.add_argument("--threads", type=int, metavar="N", help="threads of each worker (default: all processors up to 8; reference: 1)")
+    up.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads of each worker (default: all processors up to 8; reference: 1)",
+    )
     up.add_argument(
         "--pin",
         action="store_const",

@@ -152,7 +152,7 @@ class Plan:
         ]
 
     def _share(self, role: str) -> dict[str, Any]:
-        """One more worker's part of the processors: its threads, where they stay, and whether it shares them."""
+        """One more worker's part of the processors: threads, where they stay, whether it shares them."""
         threads = self._threads(role)
         share: dict[str, Any] = {"threads": threads}
         if self.options.pin:

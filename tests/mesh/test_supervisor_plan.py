@@ -20,7 +20,7 @@ def told(tmp_path: Path, **options: Any) -> dict[str, dict[str, Any]]:
     plan = Plan(MeshOptions(state=state.root, **options), state, kv_bytes=1 << 20)
     found = {}
     for spec in plan.workers(ModelPlan("tiny", "tiny:", "tiny:")):
-        spec.prepare()
+        spec.prepare(False)
         config = json.loads((state.run / f"{spec.name}.config.json").read_text())
         found[spec.name] = config["options"]
     return found
