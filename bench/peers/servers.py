@@ -57,6 +57,7 @@ class _Peer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            _share_priority(self._process.pid)
             self._await_health(self._process)
         return self._url, ""
 
@@ -138,6 +139,7 @@ class Mesh:
             self._url = f"http://127.0.0.1:{port}"
             words = ["--detach", "--port", str(port), "--model", f"smollm2={self._model}"]
             self._cli("up", *words, "--executor", "cpu", "--kv-dtype", "f16", *self._up)
+            _share_priority(self._decode()["pid"])
         return self._url, (Path(self._state.name) / "dev-key").read_text().strip()
 
     def close(self) -> None:
@@ -178,6 +180,16 @@ class Mesh:
         if done.returncode not in (0, 1) or (done.returncode and words[0] == "up"):
             raise BenchError(f"kvmesh {words[0]} failed: {done.stderr.strip()[-400:]}")
         return done.stdout
+
+
+def _share_priority(process: int) -> None:
+    """Gives a session of its own the standing among sessions that this one has.
+
+    Where the kernel groups processes by session (autogroup), niceness alone says nothing across them.
+    """
+    with contextlib.suppress(OSError, IndexError):
+        ours = Path("/proc/self/autogroup").read_text().split()[-1]
+        Path(f"/proc/{process}/autogroup").write_text(ours)
 
 
 def _free_port() -> int:
