@@ -30,6 +30,20 @@ class Server(Protocol):
     def close(self) -> None: ...
 
 
+class Running:
+    """A server that somebody else has started: `URL` or `URL,KEY`."""
+
+    def __init__(self, system: str, place: str) -> None:
+        self.system = system
+        self._url, _, self._key = place.partition(",")
+
+    def started(self) -> tuple[str, str]:
+        return self._url, self._key
+
+    def close(self) -> None:
+        pass
+
+
 class _Peer:
     """A foreign server: one command, ready when /health says so."""
 
