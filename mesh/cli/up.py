@@ -34,6 +34,8 @@ _FLAGS = (
     "pin",
     "executor",
     "kv_dtype",
+    "tool_parser",
+    "reasoning_parser",
     "page_pool",
     "fault_points",
 )
