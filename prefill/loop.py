@@ -1,8 +1,9 @@
 """The loop of a prefill worker: choose, look, step, commit, report.
 
-One chunk of one run at a time, in the engine's own thread. Before each chunk the
-loop looks at the store again, so that of equal prompts every block is computed
-once. With nothing to do it waits for an event.
+One chunk at a time, in the engine's own thread; while the store hears of one run's
+chunk, another run's is computed. Before each chunk the loop looks at the store again,
+so that of equal prompts every block is computed once. With nothing to do it waits for
+an event.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from prefill.schedule import Pace, Queue
 from prefill.telemetry import LoopTelemetry
 
 log = logging.getLogger(__name__)
+
+# Runs that have a turn at once: one computes while the other one talks to the store.
+LANES = 2
 
 
 class Ticket:
@@ -71,17 +75,24 @@ class PrefillLoop:
         self._turn_over = asyncio.Event()
         self._wake = asyncio.Event()
         self._left = asyncio.Event()
-        self._current: Run | None = None
+        self._current: set[Run] = set()
+        self._computing = asyncio.Lock()
+        self._blocks_in_work: set[bytes] = set()
         self._stopping = False
 
     async def run(self) -> None:
-        """One turn after another, until `close`."""
+        """One turn after another in each lane, until `close`."""
+        async with asyncio.TaskGroup() as lanes:
+            for _ in range(LANES):
+                lanes.create_task(self._lane())
+
+    async def _lane(self) -> None:
         while not self._stopping:
-            run = self._queue.next()
+            run = self._queue.next(self._current)
             if run is None:
                 await self._idle()
                 continue
-            self._current = run
+            self._current.add(run)
             try:
                 await self._turn(run)
             except MeshError as error:
@@ -90,7 +101,7 @@ class PrefillLoop:
                 log.exception("run %s failed", run.order.request_id)
                 self._fail(run, InternalError("the prompt could not be computed", code="step_failed"))
             finally:
-                self._current = None
+                self._current.discard(run)
                 self._turn_over.set()
 
     async def enter(self, order: Order) -> Ticket:
@@ -169,11 +180,27 @@ class PrefillLoop:
         if queue_s is not None and run.order.reserves:
             await self._reserve(run)
         await self._look(run)
+        while self._is_being_computed(run):
+            self._turn_over.clear()
+            await self._turn_over.wait()
+            await self._look(run)
         chunk = run.next_chunk(self._pace.blocks)
         if chunk is not None and not run.left:
-            await self._step(run, chunk)
-            await self._commit(run, chunk)
+            blocks = run.order.block_ids[chunk.first : chunk.end]
+            self._blocks_in_work.update(blocks)
+            try:
+                await self._step(run, chunk)
+                await self._commit(run, chunk)
+            finally:
+                self._blocks_in_work.difference_update(blocks)
         self._report(run, queue_s)
+
+    def _is_being_computed(self, run: Run) -> bool:
+        """Whether the other lane computes what this run needs next: an equal prompt."""
+        first = run.committed_blocks
+        return (
+            not run.left and first < len(run.committed) and run.order.block_ids[first] in self._blocks_in_work
+        )
 
     def _start(self, run: Run) -> float | None:
         if run.started:
@@ -197,18 +224,20 @@ class PrefillLoop:
         first, end = chunk.first * self._page_tokens, chunk.end * self._page_tokens
         pages = run.table(chunk)
         slice_ = Slice(tokens=run.order.tokens[first:end], start=first, pages=pages, logits=0)
-        started = loop.time()
-        with self._watch.over("a chunk"):
-            await self._faults.delay("chunk")
-            [result] = await loop.run_in_executor(self._engine, self._executor.step, [slice_])
+        async with self._computing:
+            started = loop.time()
+            with self._watch.over("a chunk"):
+                await self._faults.delay("chunk")
+                [result] = await loop.run_in_executor(self._engine, self._executor.step, [slice_])
+            took_s = loop.time() - started
         run.last_step_ns = time.time_ns()
         if run.left_ns:
             self._telemetry.cancelled((run.last_step_ns - run.left_ns) / 1e9)
         if isinstance(result, SliceFailure):
             raise InternalError(result.message, code="step_failed")
         run.computed_tokens += end - first
-        self._pace.measured(end - first, loop.time() - started)
-        self._telemetry.computed(end - first, loop.time() - started)
+        self._pace.measured(end - first, took_s)
+        self._telemetry.computed(end - first, took_s)
 
     async def _commit(self, run: Run, chunk: Chunk) -> None:
         order = run.order
@@ -252,7 +281,7 @@ class PrefillLoop:
 
     async def _release(self, run: Run) -> None:
         try:
-            while self._current is run:
+            while run in self._current:
                 self._turn_over.clear()
                 await self._turn_over.wait()
             await self._kv.release(run.order.handoff_id)

@@ -8,7 +8,7 @@ postponed for ever. A chunk takes about `TARGET_S`, whatever the machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from prefill.run import Run
 
@@ -43,12 +43,15 @@ class Queue:
         if run in self._runs:
             self._runs.remove(run)
 
-    def next(self) -> Run | None:
-        """Of the active runs the one with the least left, or in its turn the one that has waited longest."""
-        if not self._runs:
+    def next(self, but: Collection[Run] = ()) -> Run | None:
+        """Of the active runs the one with the least left, or in its turn the one that has waited longest.
+
+        None of those in `but`: they have a turn already.
+        """
+        active = [run for run in self._runs[:ACTIVE_RUNS] if run not in but]
+        if not active:
             return None
         self._turn += 1
-        active = self._runs[:ACTIVE_RUNS]
         if self._turn % PATIENT_TURN:
             run = min(active, key=lambda r: r.missing_blocks)
         else:

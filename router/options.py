@@ -13,18 +13,21 @@
 | responses | – | address of the service that keeps responses; without it none are kept |
 | policy_usable_s | 60 | how long decisions are made without IAM |
 | drain_s | 600 | how long answers that run may take after SIGTERM |
+| tool_parser | by the template | how models write calls: `NAME`, or `MODEL=NAME,…` |
+| reasoning_parser | by the template | how they mark their thinking: the same; `none` is not at all |
 | model_cache | `<state>/cache` | where model files are kept |
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mesh.config import ConfigError, ServiceConfig
 from router.admission import Patience
+from router.parsers import Parsers, parsers_of
 from router.prefill_runs import RunPatience
 from router.sessions import Liveness
 
@@ -41,6 +44,8 @@ NAMES = frozenset(
         "policy_usable_s",
         "drain_s",
         "model_cache",
+        "tool_parser",
+        "reasoning_parser",
         "responses",
     }
 )
@@ -59,6 +64,7 @@ class RouterOptions:
     drain_s: float
     model_cache: Path
     responses: str = ""
+    parsers: Parsers = field(default_factory=Parsers)
 
     @classmethod
     def of(cls, config: ServiceConfig) -> RouterOptions:
@@ -90,6 +96,7 @@ class RouterOptions:
             drain_s=_number(options, "drain_s", 600.0),
             model_cache=Path(str(options.get("model_cache", config.state_dir / "cache"))),
             responses=str(options.get("responses", "")),
+            parsers=parsers_of(options.get("tool_parser", ""), options.get("reasoning_parser", "")),
         )
 
 

@@ -63,7 +63,7 @@ class Router:
         self.metrics = metrics = RouterMetrics(runtime.registry)
         self.outbox = UsageOutbox(config.state_dir / "outbox" / f"{config.name}.usage", self._publish_usage)
         self.policy = PolicyHolder(config.iam, self._watch_policy, usable_s=options.policy_usable_s)
-        self.texts = TextModels(self._load_text)
+        self.texts = TextModels(self._load_text, adjust=options.parsers.of)
         placement = Placement()
         admission = Admission(placement, options.patience)
         admission.on_waiting = lambda model, waiting: metrics.waiting.labels(model).set(waiting)

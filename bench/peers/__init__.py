@@ -48,12 +48,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--requests", type=int, default=48)
     parser.add_argument(
+        "--at",
+        action="append",
+        default=[],
+        metavar="SYSTEM=URL[,KEY]",
+        help="a server that runs already; its model is called smollm2 (repeatable)",
+    )
+    parser.add_argument(
         "--up", nargs=argparse.REMAINDER, default=[], help="further words for our 'up' (last)"
     )
 
 
 def run(arguments: argparse.Namespace) -> Row:
     found = _kept(arguments.log)
+    if any("=" not in place for place in arguments.at):
+        raise BenchError("--at is SYSTEM=URL or SYSTEM=URL,KEY")
     if arguments.rounds:
         setting = Setting(
             model=Path(model_path(arguments.model)),
@@ -63,10 +72,13 @@ def run(arguments: argparse.Namespace) -> Row:
             concurrency=arguments.concurrency,
             requests=arguments.requests,
             up=tuple(arguments.up),
+            running=dict(place.split("=", 1) for place in arguments.at),
         )
         jobs = [job for part in arguments.parts for job in PARTS[part](setting)]
         if arguments.only:
             jobs = [job for job in jobs if job.system in arguments.only]
+        if strange := {job.system for job in jobs} - {"kvmesh", "llama.cpp", "vllm", "transformers"}:
+            raise BenchError(f"--at: there is no system {strange.pop()!r}")
         if not jobs:
             raise BenchError(f"nothing to run; {setting.missing()}")
         for line in setting.missing():

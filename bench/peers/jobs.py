@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.command import BenchError
-from bench.peers.servers import LlamaServer, Mesh, Server, VllmServer
+from bench.peers.servers import LlamaServer, Mesh, Running, Server, VllmServer
 from bench.peers.systems import LLAMA_HOW, VLLM_HOW, LlamaCpp, Vllm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +26,7 @@ class Setting:
     concurrency: int
     requests: int
     up: tuple[str, ...]
+    running: Mapping[str, str]
 
     def missing(self) -> list[str]:
         return [how for how, found in ((LLAMA_HOW, self.llama), (VLLM_HOW, self.vllm)) if found is None]
@@ -122,10 +123,12 @@ def steps(setting: Setting) -> list[Job]:
 
 def server(setting: Setting) -> list[Job]:
     """Started when first measured, and all stay until the end: an idle server costs its neighbours little."""
-    servers: list[Server] = [Mesh(setting.model, setting.up)]
-    if setting.llama is not None:
+    servers: list[Server] = [Running(system, place) for system, place in setting.running.items()]
+    if "kvmesh" not in setting.running:
+        servers.append(Mesh(setting.model, setting.up))
+    if setting.llama is not None and "llama.cpp" not in setting.running:
         servers.append(LlamaServer(setting.llama, setting.model, setting.concurrency))
-    if setting.vllm is not None:
+    if setting.vllm is not None and "vllm" not in setting.running:
         servers.append(VllmServer(setting.vllm, setting.model))
 
     def job(one: Server) -> Job:

@@ -30,6 +30,20 @@ class Server(Protocol):
     def close(self) -> None: ...
 
 
+class Running:
+    """A server that somebody else has started: `URL` or `URL,KEY`."""
+
+    def __init__(self, system: str, place: str) -> None:
+        self.system = system
+        self._url, _, self._key = place.partition(",")
+
+    def started(self) -> tuple[str, str]:
+        return self._url, self._key
+
+    def close(self) -> None:
+        pass
+
+
 class _Peer:
     """A foreign server: one command, ready when /health says so."""
 
@@ -57,6 +71,7 @@ class _Peer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            _share_priority(self._process.pid)
             self._await_health(self._process)
         return self._url, ""
 
@@ -138,6 +153,7 @@ class Mesh:
             self._url = f"http://127.0.0.1:{port}"
             words = ["--detach", "--port", str(port), "--model", f"smollm2={self._model}"]
             self._cli("up", *words, "--executor", "cpu", "--kv-dtype", "f16", *self._up)
+            _share_priority(self._decode()["pid"])
         return self._url, (Path(self._state.name) / "dev-key").read_text().strip()
 
     def close(self) -> None:
@@ -178,6 +194,16 @@ class Mesh:
         if done.returncode not in (0, 1) or (done.returncode and words[0] == "up"):
             raise BenchError(f"kvmesh {words[0]} failed: {done.stderr.strip()[-400:]}")
         return done.stdout
+
+
+def _share_priority(process: int) -> None:
+    """Gives a session of its own the standing among sessions that this one has.
+
+    Where the kernel groups processes by session (autogroup), niceness alone says nothing across them.
+    """
+    with contextlib.suppress(OSError, IndexError):
+        ours = Path("/proc/self/autogroup").read_text().split()[-1]
+        Path(f"/proc/{process}/autogroup").write_text(ours)
 
 
 def _free_port() -> int:

@@ -148,6 +148,10 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     up.add_argument(
         "--kv-dtype", choices=("f32", "f16", "bf16", "int8"), help="numbers in KV pages (default f16)"
     )
+    for kind, what in (("tool", "write tool calls"), ("reasoning", "mark their thinking")):
+        up.add_argument(
+            f"--{kind}-parser", metavar="[MODEL=]NAME,…", help=f"how models {what} (default by the template)"
+        )
     up.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with these names")
     up.add_argument("--detach", action="store_true", help="return when ready and leave the mesh running")
     # For tests: pages per model instead of memory. And what --detach runs in the background.

@@ -35,6 +35,8 @@ _FLAGS = (
     "pin",
     "executor",
     "kv_dtype",
+    "tool_parser",
+    "reasoning_parser",
     "page_pool",
     "fault_points",
 )

@@ -62,6 +62,8 @@ class MeshOptions:
     pin: bool = False
     executor: str | None = None
     kv_dtype: str | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
     listen: str = "unix"
     tls: bool = False
     cert: Path | None = None
@@ -219,6 +221,8 @@ _FILE_FIELDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
     "pin": ("pin", bool),
     "executor": ("executor", str),
     "kv_dtype": ("kv_dtype", str),
+    "tool_parser": ("tool_parser", str),
+    "reasoning_parser": ("reasoning_parser", str),
     "listen": ("listen", str),
     "tls": ("tls", bool),
     "cert": ("cert", str),

@@ -198,11 +198,17 @@ class Plan:
         return 1 if self.options.executor == "reference" else min(len(allowed()), MOST_THREADS)
 
     def routers(self) -> list[ProcessSpec]:
+        chosen = {"tool_parser": self.options.tool_parser, "reasoning_parser": self.options.reasoning_parser}
+        options = {name: value for name, value in chosen.items() if value is not None}
         return [
             self._service(
                 "router",
                 name,
-                {"openai_socket": str(self._openai(name)), "responses": self._addresses["responses-0"]},
+                {
+                    "openai_socket": str(self._openai(name)),
+                    "responses": self._addresses["responses-0"],
+                    **options,
+                },
                 side_by_side=True,
             )
             for name in self.router_names

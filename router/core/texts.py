@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mesh.errors import InvalidRequest, Unavailable
+from router.core.deadline import TooSlow, within
 from router.core.limits import check_context
 from router.core.policy import CatalogueModel, Snapshot
 from router.core.request import ChatPrompt, Conversation
@@ -30,6 +32,9 @@ T = TypeVar("T")
 INLINE_CHARS = 2048
 LOAD_WAIT_S = 30.0
 RELOAD_AFTER_S = 10.0
+# What one conversation may take to render and tokenise, in a thread; and on the loop.
+RENDER_S = 5.0
+QUICK_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +51,17 @@ class ServedModel:
 
 
 Load = Callable[[str], TextModel]
+Adjust = Callable[[str, TextModel], TextModel]
 
 
 class TextModels:
-    """`load(source)` blocks; it finds the file and reads it."""
+    """`load(source)` blocks; it finds the file and reads it. `adjust(name, text)` has the last word."""
 
-    def __init__(self, load: Load, *, threads: int = 2) -> None:
+    def __init__(self, load: Load, *, adjust: Adjust | None = None, threads: int = 2) -> None:
         self._load = load
+        self._adjust = adjust
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="text")
+        self._quick: dict[str, ServedModel] = {}
         self._loading: dict[str, tuple[str, asyncio.Task[ServedModel]]] = {}
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
@@ -97,12 +105,31 @@ class TextModels:
 
     async def encode_chat(self, model: ServedModel, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a conversation, ready for the assistant's answer; raises InvalidRequest."""
-        return await self._run(_size(messages), _encode_chat, model, messages)
+        return (await self.prompt_chat(model, Conversation(messages))).ids
 
     async def prompt_chat(self, model: ServedModel, conversation: Conversation) -> ChatPrompt:
         """A conversation with all that belongs to it, ready for the answer; raises InvalidRequest."""
         size = INLINE_CHARS + 1 if conversation.tools else _size(conversation.messages)
-        return await self._run(size, _prompt_chat, model, conversation)
+        # On the loop only what is small, by a template that has shown itself to be quick.
+        if size <= INLINE_CHARS and self._quick.get(model.name) is model:
+            return self._timed(model, conversation)
+        try:
+            return await within(RENDER_S, self._pool, self._timed, model, conversation)
+        except TooSlow:
+            raise InvalidRequest(
+                f"The model's chat template takes more than {RENDER_S:g} s for these messages.",
+                code="template_too_slow",
+                param="messages",
+            ) from None
+
+    def _timed(self, model: ServedModel, conversation: Conversation) -> ChatPrompt:
+        started = time.thread_time()
+        prompt = _prompt_chat(model, conversation)
+        if time.thread_time() - started < QUICK_S:
+            self._quick[model.name] = model
+        else:
+            self._quick.pop(model.name, None)
+        return prompt
 
     async def close(self) -> None:
         for name in list(self._loading):
@@ -127,7 +154,7 @@ class TextModels:
     async def _read(self, model: CatalogueModel) -> ServedModel:
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._pool, _read, self._load, model)
+            return await loop.run_in_executor(self._pool, _read, self._load, self._adjust, model)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -142,6 +169,7 @@ class TextModels:
             self._forget(model.name)
 
     def _forget(self, name: str) -> None:
+        self._quick.pop(name, None)
         _, task = self._loading.pop(name)
         task.cancel()
         if task.done() and not task.cancelled():
@@ -164,8 +192,10 @@ def text_of(model: ServedModel, ids: Sequence[int], param: str) -> str:
     return b"".join([token_bytes(token) for token in ids]).decode(errors="replace")
 
 
-def _read(load: Load, model: CatalogueModel) -> ServedModel:
+def _read(load: Load, adjust: Adjust | None, model: CatalogueModel) -> ServedModel:
     text = load(model.source)
+    if adjust is not None:
+        text = adjust(model.name, text)
     sizes = [len(text.tokenizer.token_bytes(token)) for token in range(text.vocab_size)]
     known = max((token + 1 for token, size in enumerate(sizes) if size), default=0)
     return ServedModel(model.name, text, known, max(sizes, default=1) or 1)
@@ -196,10 +226,6 @@ def _size(messages: Sequence[Mapping[str, Any]]) -> int:
     """Characters to render, about; calls are never few."""
     calls = INLINE_CHARS * sum(bool(message.get("tool_calls")) for message in messages)
     return calls + sum(len(content) for m in messages if isinstance(content := m.get("content"), str))
-
-
-def _encode_chat(model: ServedModel, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    return _prompt_chat(model, Conversation(messages)).ids
 
 
 def _prompt_chat(model: ServedModel, conversation: Conversation) -> ChatPrompt:

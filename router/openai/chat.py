@@ -18,6 +18,7 @@ from router.openai import parameters
 from router.openai.chunks import ChunkEvents
 from router.openai.fields import Fields
 from router.openai.messages import read_messages
+from router.openai.reasoning import effort_of, template_variables_of, variables
 from router.openai.structured import structured_of
 from router.openai.tools import tools_of
 from text.parts import Part, Reasoning, Text, ToolCallArguments, ToolCallStart
@@ -52,6 +53,8 @@ class ChatRequest:
         self.stopping = parameters.stopping_of(fields, self.max_tokens)
         self.tools = tools_of(fields)
         self.structured = structured_of(fields)
+        self.effort = effort_of(fields)
+        self.variables = template_variables_of(fields)
         self.metadata = parameters.metadata_of(fields)
         parameters.accept_harmless(fields)
         _refuse_unserved(fields)
@@ -60,9 +63,13 @@ class ChatRequest:
     async def ask(self, core: Core, admitted: Admitted) -> Ask:
         """Renders and tokenises."""
         tools = [tool.shown() for tool in self.tools.tools]
-        prompt = await core.prompt_chat(
-            admitted, Conversation(self.messages, tools, calls_max=None if self.tools.parallel else 1)
+        conversation = Conversation(
+            self.messages,
+            tools,
+            variables(admitted.model.text, self.effort, self.variables),
+            calls_max=None if self.tools.parallel else 1,
         )
+        prompt = await core.prompt_chat(admitted, conversation)
         calls = self.tools.output(structured=self.structured is not None)
         self._taken_apart = prompt.form is not None
         return Ask(
@@ -222,7 +229,6 @@ def _logprobs(fields: Fields) -> int | None:
 
 def _refuse_unserved(fields: Fields) -> None:
     fields.unsupported("modalities", (["text"],))
-    fields.unsupported("reasoning_effort", ("none",))
     for name in ("audio", "prediction", "web_search_options", "verbosity", "moderation"):
         fields.unsupported(name)
 

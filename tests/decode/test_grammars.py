@@ -190,3 +190,25 @@ async def test_answers_to_a_thousand_random_schemas_validate(mesh: MiniMesh) -> 
     found = await schemas(mesh, 1000)
     print(found)
     assert found["valid"] > 300
+
+
+async def test_requests_that_leave_while_their_grammar_is_compiled_leave_nothing(
+    mesh: MiniMesh,
+) -> None:  # B49
+    async with TestRouter(mesh) as router:
+        handoffs = []
+        for number in range(30):
+            properties = {f"p{number}x{i}": {"type": "string"} for i in range(150)}
+            grammar = of_schema({"type": "object", "properties": properties, "additionalProperties": False})
+            message = router.message(PROMPT, grammar=grammar, stop_ids=[END], max_tokens=4)
+            handoffs.append(router.open(message))
+        for handoff in handoffs[::2]:
+            handoff.cancel()
+        for handoff in handoffs[1::2]:
+            answer = await router.serve(handoff, prefill=None)
+            assert answer.ending == "FINISHED", answer.message
+        for handoff in handoffs[::2]:
+            assert (await handoff.finish()).ending == "CANCELLED"
+        answer = await generate(router, of_regex("abc"))
+        assert text(answer.tokens[0]) == "abc"
+    await mesh.nothing_leased()

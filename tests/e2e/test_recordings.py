@@ -21,6 +21,8 @@ SERVED = [
     "chat-multiturn",
     "chat-unknown-model",
     "chat-detailed-usage",
+    "chat-json-mode",
+    "chat-reasoning",
     "completion-basic",
     "completion-streaming",
     "completion-text-batch",
@@ -49,8 +51,7 @@ async def test_shape(mesh: Mesh, name: str) -> None:
     body = json.loads(request["body"])
     if name != "chat-unknown-model":
         body["model"] = "script"
-    for unsupported in ("reasoning_effort", "response_format"):
-        body.pop(unsupported, None)
+    body.pop("reasoning_effort", None)
     path = request["url"].removeprefix("https://api.openai.com")
     async with mesh.client() as client:
         answer = await client.post(path, json=body)

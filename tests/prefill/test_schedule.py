@@ -54,6 +54,15 @@ def test_only_a_few_of_the_oldest_take_turns() -> None:
     assert {queue.next() for _ in range(turns)} == set(runs[1 : ACTIVE_RUNS + 1])
 
 
+def test_a_run_has_one_turn_at_a_time() -> None:
+    queue = Queue()
+    first, second = run("a/0", 1), run("b/0", 2)
+    queue.add(first)
+    assert queue.next({first}) is None
+    queue.add(second)
+    assert queue.next({first}) is second
+
+
 def test_an_empty_queue_has_no_turn() -> None:
     queue = Queue()
     assert queue.next() is None

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
-from kvmesh.v1 import inference_pb2
+from kvmesh.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.router.test_tools import TOOLS, USER
-from tests.router.world import World, world
+from tests.router.world import World, grpc_channel, world
 from text import load_text_model
 from text.grammar import Grammars
 
@@ -134,10 +136,27 @@ async def test_completions_and_grpc_have_the_same_wishes(mesh: World) -> None:
     assert allows(mesh.worker.opened[-1].grammar, "ab")
     refused = await mesh.complete("x", guided_regex="(")
     assert refused.json()["error"]["param"] == "guided_regex"
-    request = inference_pb2.GenerateRequest(
-        model="tiny", text="x", grammar=inference_pb2.Grammar(choices=inference_pb2.Choices(texts=["a", "b"]))
-    )
-    assert request.grammar.WhichOneof("kind") == "choices"
+    wishes = [
+        (inference_pb2.Grammar(choices=inference_pb2.Choices(texts=["a", "b"])), "b", "c"),
+        (inference_pb2.Grammar(json_schema='{"type": "null"}'), "null", "1"),
+        (inference_pb2.Grammar(regex="x+"), "xx", "y"),
+        (inference_pb2.Grammar(grammar='start: "q"'), "q", "r"),
+    ]
+    async with grpc_channel(mesh) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        for wish, may, may_not in wishes:
+            request = inference_pb2.GenerateRequest(model="tiny", text="x", grammar=wish)
+            async for _ in stub.Generate(request, metadata=list(mesh.headers().items())):
+                pass
+            assert allows(mesh.worker.opened[-1].grammar, may)
+            assert not allows(mesh.worker.opened[-1].grammar, may_not)
+        broken = inference_pb2.GenerateRequest(
+            model="tiny", text="x", grammar=inference_pb2.Grammar(regex="(")
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stub.Generate(broken, metadata=list(mesh.headers().items())):
+                pass
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_named_and_required_calls_end_as_documented(mesh: World) -> None:  # B40

@@ -171,6 +171,10 @@ def test_regex_choice_and_grammars() -> None:
         lambda: of_grammar("start: nothing"),
         lambda: of_grammar("root ::= (((" * 2000),
         lambda: of_grammar("x" * 400_000),
+        lambda: of_grammar(
+            "start: r0\n" + "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(300)) + '\nr300: "a"'
+        ),
+        lambda: of_grammar("start: " + " | ".join(f"/a{i}.*b/" for i in range(2000))),
         lambda: of_calls(Calls("json", [Function("f", {"type": "string"})], True, False), MARK),
     ],
 )

@@ -19,6 +19,8 @@ from text.tokenizer import Tokenizer
 
 KEPT_GRAMMARS = 128
 KEPT_CHARS = 2 << 20
+# Tokens by which a new grammar is tried.
+TRIED_STEPS = 4
 
 
 class Grammars:
@@ -26,8 +28,10 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, end_ids: Iterable[int], vocab_size: int) -> None:
         """Blocks: up to half a second for a vocabulary of 150,000."""
-        self._tokenizer = _tokenizer(tokenizer, sorted(end_ids), vocab_size)
+        end_ids = sorted(end_ids)
+        self._tokenizer = _tokenizer(tokenizer, end_ids, vocab_size)
         self._vocab_size = vocab_size
+        self._end_ids = end_ids
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -41,15 +45,26 @@ class Grammars:
         compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
         if compiled.is_error():
             raise GrammarError(_reason(compiled.get_error()))
-        matcher = Matcher(compiled.deep_copy(), self._vocab_size)
-        # Some grammars turn out to be impossible only here.
-        if not matcher.allowed()[0].any() or matcher.error is not None:
-            raise GrammarError("nothing satisfies the grammar, or it is too complex")
+        self._try(Matcher(compiled.deep_copy(), self._vocab_size))
         with self._lock:
             self._kept[grammar] = compiled
             while len(self._kept) > KEPT_GRAMMARS or sum(map(len, self._kept)) > KEPT_CHARS:
                 self._kept.popitem(last=False)
         return Matcher(compiled.deep_copy(), self._vocab_size)
+
+    def _try(self, matcher: Matcher) -> None:
+        """Some grammars turn out to be impossible, or too costly, only when they are followed."""
+        for _ in range(TRIED_STEPS):
+            [allowed] = matcher.allowed()
+            if matcher.error is None and not allowed.any():
+                raise GrammarError("nothing satisfies the grammar")
+            allowed[self._end_ids] = False
+            if matcher.error is None and allowed.any():
+                matcher.take([int(allowed.argmax())])
+            if matcher.error is not None:
+                raise GrammarError("the grammar is too complex")
+            if matcher.complete or not allowed.any():
+                return
 
 
 class _Vocabulary:
@@ -79,7 +94,7 @@ def _tokenizer(tokenizer: Tokenizer, end_ids: list[int], vocab_size: int) -> LLT
 def _limits() -> LLParserLimits:
     """About a tenth of a second for compiling, some milliseconds for a step."""
     return LLParserLimits(
-        initial_lexer_fuel=1_000_000,
+        initial_lexer_fuel=600_000,
         step_lexer_fuel=100_000,
         step_max_items=20_000,
         max_lexer_states=50_000,

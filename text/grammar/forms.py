@@ -18,7 +18,8 @@ from text.grammar.schema import json_terminal
 from text.tool_parsers import FORMATS, MARKED
 from text.tool_parsers.lark import Function, Mark, json_of, literal
 
-TEXT_MAX = 64 * 1024
+GRAMMAR_MAX = 32 * 1024
+TEXT_MAX = 256 * 1024
 REGEX_MAX = 4096
 CHOICES_MAX = 1000
 # Formats whose calls are JSON and nothing else, and what they call the arguments.
@@ -72,7 +73,8 @@ def of_grammar(grammar: str) -> str:
     """A grammar in Lark, or in GBNF, which is translated."""
     from llguidance.gbnf_to_lark import any_to_lark
 
-    _bounded(grammar)
+    if len(grammar) > GRAMMAR_MAX:
+        raise GrammarError(f"the grammar has {len(grammar)} characters; at most {GRAMMAR_MAX} are accepted")
     try:
         return _bounded(any_to_lark(grammar))
     except GrammarError:
@@ -183,6 +185,6 @@ def mark_of(token: Callable[[str], int | None]) -> Mark:
 
 
 def _bounded(text: str) -> str:
-    if len(text) > 4 * TEXT_MAX:
-        raise GrammarError(f"the grammar has {len(text)} characters; at most {4 * TEXT_MAX} are accepted")
+    if len(text) > TEXT_MAX:
+        raise GrammarError(f"the grammar has {len(text)} characters; at most {TEXT_MAX} are accepted")
     return text
