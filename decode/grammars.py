@@ -32,9 +32,9 @@ class WorkerGrammars:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _make(self, opening: Opening) -> Matcher:
-        if self._grammars is None:
-            self._grammars = self._load()
         try:
+            if self._grammars is None:
+                self._grammars = self._load()
             matcher = self._grammars.compile(opening.grammar)
         except GrammarError as error:
             raise InvalidRequest(f"the grammar is refused: {error}", param="grammar") from error

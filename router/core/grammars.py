@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mesh.errors import InvalidRequest
+from mesh.errors import InvalidRequest, Overloaded
 from router.core.texts import ServedModel
 from text import AnswerForm
 from text.grammar import Calls, GrammarError, Grammars
@@ -22,6 +22,9 @@ from text.grammar.schema import json_terminal
 from text.tool_parsers.lark import Function, Mark
 
 T = TypeVar("T")
+
+# At most a tenth of a second each: what waits longer than some seconds had better come again.
+WAITING_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class ModelGrammars:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._waiting = 0
         self._grammars: dict[str, tuple[ServedModel, Grammars]] = {}
 
     async def make(
@@ -72,7 +76,13 @@ class ModelGrammars:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, work: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+        if self._waiting >= WAITING_MAX:
+            raise Overloaded("Too many grammars are being compiled. Try again.", retry_after_s=1.0)
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+        finally:
+            self._waiting -= 1
 
     def _make(
         self,
@@ -99,11 +109,11 @@ class ModelGrammars:
 
     def _compile(self, model: ServedModel, grammar: str, param: str) -> None:
         known = self._grammars.get(model.name)
-        if known is None or known[0] is not model:
-            text = model.text
-            known = (model, Grammars(text.tokenizer, text.end_ids, text.vocab_size))
-            self._grammars[model.name] = known
         try:
+            if known is None or known[0] is not model:
+                text = model.text
+                known = (model, Grammars(text.tokenizer, text.end_ids, text.vocab_size))
+                self._grammars[model.name] = known
             known[1].compile(grammar)
         except GrammarError as error:
             raise _refused(param, error) from error

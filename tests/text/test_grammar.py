@@ -335,6 +335,11 @@ def test_only_end_tokens_end_and_padding_never_comes() -> None:
     assert re.fullmatch("a", "a")
 
 
+def test_a_model_without_an_end_has_no_grammars() -> None:
+    with pytest.raises(GrammarError):
+        Grammars(TINY.tokenizer, [], TINY.vocab_size)
+
+
 def test_a_budget_bounds_what_a_grammar_may_cost() -> None:
     cheap, costly = GRAMMARS.compile(of_regex("a*")), GRAMMARS.compile(of_regex("a*"))
     cheap._spend(0.05)

@@ -27,8 +27,10 @@ class Grammars:
     """`vocab_size` is the model's, which may have padding after the tokenizer's. Safe for several threads."""
 
     def __init__(self, tokenizer: Tokenizer, end_ids: Iterable[int], vocab_size: int) -> None:
-        """Blocks: up to half a second for a vocabulary of 150,000."""
+        """Blocks: up to half a second for 150,000 tokens. Raises `GrammarError` without an end token."""
         end_ids = sorted(end_ids)
+        if not end_ids:
+            raise GrammarError("the model has no token to end an answer with")
         self._tokenizer = _tokenizer(tokenizer, end_ids, vocab_size)
         self._vocab_size = vocab_size
         self._end_ids = end_ids
