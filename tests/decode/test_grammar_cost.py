@@ -40,6 +40,12 @@ PEOPLE = {
 BATCH, TOKENS, ROUNDS = 16, 96, 3
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real model on a busy machine: a liveness limit all the same."""
+    monkeypatch.setattr("tests.decode.mini_mesh.LIVENESS_S", 300.0)
+
+
 async def test_a_grammar_costs_little_at_batch_16() -> None:
     path = resolve("pkg:smollm2", Path(tempfile.gettempdir())).path
     text = load_text_model(path)
