@@ -1,8 +1,8 @@
 // Attention of one tile of rows over pages, for one key head and some spans of the context.
 //
 // The context is cut at multiples of 64 tokens (chunks) and 512 (spans), never by page size, batch or thread.
-// A chunk is staged as floats, keys turned so that tokens lie side by side; scores and values are sums in the
-// order of dimensions and of tokens. Chunks merge in order into their span, spans in order into the row: who
+// A chunk is staged as floats (for few lines over halves: as halves), keys turned so that tokens lie side by side;
+// scores and values are sums in the order of dimensions and of tokens. Chunks merge in order into their span, spans in order into the row: who
 // computes a span, and beside which other rows, changes no bit.
 // Included inside a namespace of its own by each isa_*.cpp, after elementwise.h.
 
@@ -15,11 +15,21 @@ inline void multiply_tile(const float* a, std::ptrdiff_t a_stride, const float* 
     for (int v = 0; v < kVectors; ++v) sums[r][v] = onto ? load(c + r * c_stride + 8 * v) : all(0.0f);
   }
   for (int k = 0; k < depth; ++k, b += b_stride) {
-    F8 from[kRows];
-    for (int r = 0; r < kRows; ++r) from[r] = all(a[r * a_stride + k]);
-    for (int v = 0; v < kVectors; ++v) {
-      const F8 other = load(b + 8 * v);
-      for (int r = 0; r < kRows; ++r) sums[r][v] = fma8(from[r], other, sums[r][v]);
+    // What is fewer stays in registers.
+    if constexpr (kRows > kVectors) {
+      F8 other[kVectors];
+      for (int v = 0; v < kVectors; ++v) other[v] = load(b + 8 * v);
+      for (int r = 0; r < kRows; ++r) {
+        const F8 from = all(a[r * a_stride + k]);
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = fma8(from, other[v], sums[r][v]);
+      }
+    } else {
+      F8 from[kRows];
+      for (int r = 0; r < kRows; ++r) from[r] = all(a[r * a_stride + k]);
+      for (int v = 0; v < kVectors; ++v) {
+        const F8 other = load(b + 8 * v);
+        for (int r = 0; r < kRows; ++r) sums[r][v] = fma8(from[r], other, sums[r][v]);
+      }
     }
   }
   for (int r = 0; r < kRows; ++r) {
@@ -42,8 +52,14 @@ inline void multiply_rows(const float* a, std::ptrdiff_t a_stride, const float* 
 // `width` is a multiple of 8. How rows and columns are cut changes no bit.
 inline void multiply(const float* a, std::ptrdiff_t a_stride, int rows, const float* b, std::ptrdiff_t b_stride,
                      float* c, std::ptrdiff_t c_stride, int depth, int width, bool onto) {
-  for (; rows >= 4; rows -= 4, a += 4 * a_stride, c += 4 * c_stride) {
-    multiply_rows<4, 2>(a, a_stride, b, b_stride, c, c_stride, depth, width, onto);
+  for (; rows >= 6; rows -= 6, a += 6 * a_stride, c += 6 * c_stride) {
+    multiply_rows<6, 2>(a, a_stride, b, b_stride, c, c_stride, depth, width, onto);
+  }
+  if (rows >= 4) {
+    multiply_rows<4, 3>(a, a_stride, b, b_stride, c, c_stride, depth, width, onto);
+    rows -= 4;
+    a += 4 * a_stride;
+    c += 4 * c_stride;
   }
   if (rows == 3) multiply_rows<3, 4>(a, a_stride, b, b_stride, c, c_stride, depth, width, onto);
   if (rows == 2) multiply_rows<2, 4>(a, a_stride, b, b_stride, c, c_stride, depth, width, onto);
@@ -140,6 +156,92 @@ inline void stage(Dtype dtype, const ChunkLines& lines, int dim, int count, cons
   }
 }
 
+// Few lines over halves: keys are turned as halves and become floats where they are used, values are not staged.
+
+constexpr int kFewLines = 8;
+
+// Memory is asked for evenly: the next chunk's keys here, its values by `weigh_lines`.
+inline void stage_halves(const ChunkLines& lines, int dim, int width, const ChunkLines& next, int next_count,
+                         std::uint16_t* keys) {
+  for (int token = 0; token < kChunk; token += 8) {
+    for (int t = token; t < token + 8 && t < next_count; ++t) {
+      for (int at = 0; at < 2 * dim; at += 64) __builtin_prefetch(next.keys[t] + at);
+    }
+    if (token >= width) continue;
+    for (int d = 0; d < dim; d += 16) turn_halves(lines.keys + token, 2 * d, keys + d * kChunk + token, kChunk);
+  }
+}
+
+// Scores of 8 * kVectors tokens from `token` on.
+template <int kLines, int kVectors>
+inline void score_tokens(const float* queries, int padded, const std::uint16_t* keys, int dim, int token, float* scores) {
+  F8 sums[kLines][kVectors];
+  for (int l = 0; l < kLines; ++l) {
+    for (int v = 0; v < kVectors; ++v) sums[l][v] = all(0.0f);
+  }
+  const auto* from = reinterpret_cast<const std::uint8_t*>(keys + token);
+  for (int d = 0; d < dim; ++d, from += 2 * kChunk) {
+    F8 q[kLines];
+    for (int l = 0; l < kLines; ++l) q[l] = all(queries[l * padded + d]);
+    for (int v = 0; v < kVectors; ++v) {
+      const F8 key = load_half(from + 16 * v);
+      for (int l = 0; l < kLines; ++l) sums[l][v] = fma8(q[l], key, sums[l][v]);
+    }
+  }
+  for (int l = 0; l < kLines; ++l) {
+    for (int v = 0; v < kVectors; ++v) store8(scores + l * kChunk + token + 8 * v, sums[l][v]);
+  }
+}
+
+template <int kLines>
+inline void score_lines(const float* queries, int padded, const std::uint16_t* keys, int dim, int width, float* scores) {
+  constexpr int kVectors = kLines == 1 ? 8 : 4;
+  int token = 0;
+  for (; token + 8 * kVectors <= width; token += 8 * kVectors) {
+    score_tokens<kLines, kVectors>(queries, padded, keys, dim, token, scores);
+  }
+  for (; token < width; token += 8) score_tokens<kLines, 1>(queries, padded, keys, dim, token, scores);
+}
+
+template <int kLines, int kVectors>
+inline void weigh_dimensions(const float* weights, const ChunkLines& lines, const ChunkLines& next, int next_count,
+                             int low, int high, int d, int padded, float* o) {
+  F8 sums[kLines][kVectors];
+  for (int l = 0; l < kLines; ++l) {
+    for (int v = 0; v < kVectors; ++v) sums[l][v] = load(o + l * padded + d + 8 * v);
+  }
+  for (int t = low; t < high; ++t) {
+    if (kVectors == 4 && t < next_count) __builtin_prefetch(next.values[t] + 2 * d);
+    F8 weight[kLines];
+    for (int l = 0; l < kLines; ++l) weight[l] = all(weights[l * kChunk + t]);
+    for (int v = 0; v < kVectors; ++v) {
+      const F8 value = load_half(lines.values[t] + 2 * d + 16 * v);
+      for (int l = 0; l < kLines; ++l) sums[l][v] = fma8(weight[l], value, sums[l][v]);
+    }
+  }
+  for (int l = 0; l < kLines; ++l) {
+    for (int v = 0; v < kVectors; ++v) store8(o + l * padded + d + 8 * v, sums[l][v]);
+  }
+}
+
+template <int kLines>
+inline void weigh_lines(const float* weights, const ChunkLines& lines, const ChunkLines& next, int next_count, int low,
+                        int high, int padded, float* o) {
+  int d = 0;
+  for (; d + 32 <= padded; d += 32) {
+    weigh_dimensions<kLines, 4>(weights, lines, next, next_count, low, high, d, padded, o);
+  }
+  for (; d < padded; d += 8) weigh_dimensions<kLines, 1>(weights, lines, next, next_count, low, high, d, padded, o);
+}
+
+// Calls work(first line, number of lines as a constant) for threes and a rest.
+template <typename Work>
+inline void by_threes(int line, int count, Work work) {
+  for (; count >= 3; count -= 3, line += 3) work.template operator()<3>(line);
+  if (count == 2) work.template operator()<2>(line);
+  if (count == 1) work.template operator()<1>(line);
+}
+
 // Scores of one line become weights; tokens outside [low, high) get none.
 inline void soften(float* scores, int low, int high, float* o, State& state, int padded) {
   if (low > 0 || high < kChunk) {
@@ -153,11 +255,11 @@ inline void soften(float* scores, int low, int high, float* o, State& state, int
   const float peak = chunk_peak > state.peak ? chunk_peak : state.peak;
   F8 sums = all(0.0f);
   for (int i = 0; i < kChunk; i += 8) {
-    const F8 weights = exp8(sub8(load(scores + i), all(peak)));
+    const F8 weights = exp_negative(sub8(load(scores + i), all(peak)));
     store8(scores + i, weights);
     sums = add8(sums, weights);
   }
-  const float shrink = exp1(state.peak - peak);
+  const float shrink = peak == state.peak ? 1.0f : exp1(state.peak - peak);
   state.total = __builtin_fmaf(state.total, shrink, sum_of(sums));
   state.peak = peak;
   if (shrink != 1.0f) {
@@ -185,6 +287,8 @@ inline void finish(const float* o, const State* state, int dim, float* out) {
   for (int d = 0; d < dim; ++d) out[d] = o[d] / state->total;
 }
 
+inline int least_of(int a, int b) { return a < b ? a : b; }
+
 inline void attend(const Attention& attention, const Range& range, int head, int first, int last, int span,
                    int span_end, float* o, State* states, std::uint8_t* scratch) {
   const int dim = attention.k.dim, padded = padded8(dim), shared = attention.shared;
@@ -206,6 +310,8 @@ inline void attend(const Attention& attention, const Range& range, int head, int
   }
   const int begin_position = range.start + first, end_position = range.start + last;
   const int sequence_end = range.start + range.count;
+  const bool halves = attention.k.dtype == Dtype::f16 && dim % 16 == 0;
+  auto* const turned = reinterpret_cast<std::uint16_t*>(keys);
   const int least = attention.window > 0 && begin_position >= attention.window ? begin_position - attention.window + 1 : 0;
 
   ChunkLines lines_of[2];
@@ -228,32 +334,53 @@ inline void attend(const Attention& attention, const Range& range, int head, int
         found = chunk + 1;
         find_lines(attention, range, head, token + kChunk, more, lines_of[found % 2]);
       }
-      stage(attention.k.dtype, *here, dim, known, lines_of[(chunk + 1) % 2], more, keys, values);
-      // Rows [whole, whole_end) see all of the chunk; the others, at the edges, go one by one.
-      int whole = token + kChunk - 1 - begin_position;
-      whole = whole < 0 ? 0 : whole > rows ? rows : whole;
-      int whole_end = rows;
-      if (attention.window > 0) {
-        whole_end = token + attention.window - begin_position;
-        whole_end = whole_end < whole ? whole : whole_end > rows ? rows : whole_end;
+      const auto low_of = [&](int r) {
+        const int low = attention.window > 0 ? begin_position + r - attention.window + 1 - token : 0;
+        return low < 0 ? 0 : low;
+      };
+      const auto high_of = [&](int r) { return least_of(begin_position + r + 1 - token, kChunk); };
+      // Rows [from, to) see some of the chunk: tokens [low_of, high_of), which do not fall from row to row.
+      const int from = begin_position < token ? token - begin_position : 0;
+      const int to = attention.window > 0 ? least_of(rows, token + kChunk - 1 + attention.window - begin_position) : rows;
+      const int width = padded8(high_of(to - 1)), line = from * shared, count = (to - from) * shared;
+      const bool few = halves && count <= kFewLines;
+      const ChunkLines& next = lines_of[(chunk + 1) % 2];
+      if (few) {
+        for (int t = known; t < width; ++t) here->keys[t] = here->keys[0];
+        stage_halves(*here, dim, width, next, more, turned);
+        by_threes(line, count, [&]<int kLines>(int l) {
+          score_lines<kLines>(queries + l * padded, padded, turned, dim, width, scores + l * kChunk);
+        });
+      } else {
+        stage(attention.k.dtype, *here, dim, known, next, more, keys, values);
+        multiply(queries + line * padded, padded, count, keys, kChunk, scores + line * kChunk, kChunk, dim, width, false);
       }
-      for (int r = 0; r < rows;) {
-        const bool full = r >= whole && r < whole_end;
-        const int next = full ? whole_end : r + 1;
-        const int position = begin_position + r;
-        const int low_token = attention.window > 0 ? position - attention.window + 1 - token : 0;
-        const int low = full || low_token < 0 ? 0 : low_token;
-        const int high = full || position + 1 - token > kChunk ? kChunk : position + 1 - token;
-        const int line = r * shared, count = (next - r) * shared;
-        r = next;
-        if (low >= high) continue;
-        multiply(queries + line * padded, padded, count, keys, kChunk, scores + line * kChunk, kChunk, dim, kChunk,
-                 false);
-        for (int i = line; i < line + count; ++i) {
-          soften(scores + i * kChunk, low, high, span_o + i * padded, span_states[i], padded);
+      for (int r = from; r < to; ++r) {
+        for (int l = r * shared; l < (r + 1) * shared; ++l) {
+          soften(scores + l * kChunk, low_of(r), high_of(r), span_o + l * padded, span_states[l], padded);
         }
-        multiply(scores + line * kChunk + low, kChunk, count, values + low * padded, padded, span_o + line * padded,
-                 padded, high - low, padded, true);
+      }
+      const auto weigh = [&](int row, int row_end, int low, int high) {
+        const int l = row * shared, n = (row_end - row) * shared;
+        if (low >= high) return;
+        if (few) {
+          by_threes(l, n, [&]<int kLines>(int at) {
+            weigh_lines<kLines>(scores + at * kChunk, *here, next, more, low, high, padded, span_o + at * padded);
+          });
+        } else {
+          multiply(scores + l * kChunk + low, kChunk, n, values + low * padded, padded, span_o + l * padded, padded,
+                   high - low, padded, true);
+        }
+      };
+      // What all rows see they add together; what some see before and after that, each by itself. A token that a row
+      // does not see is not even added with a weight of 0: it might be no number.
+      const int common_low = low_of(to - 1), common_high = high_of(from);
+      if (common_low < common_high) {
+        for (int r = from; r < to; ++r) weigh(r, r + 1, low_of(r), common_low);
+        weigh(from, to, common_low, common_high);
+        for (int r = from; r < to; ++r) weigh(r, r + 1, common_high, high_of(r));
+      } else {
+        for (int r = from; r < to; ++r) weigh(r, r + 1, low_of(r), high_of(r));
       }
     }
     if (!any) continue;

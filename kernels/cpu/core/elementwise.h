@@ -14,13 +14,10 @@ inline void store_some(float* p, F8 a, int count) {
   for (int i = 0; i < count; ++i) p[i] = part[i];
 }
 
-// e^x to about 1 ulp; 0 below -87.3, infinity above 88.3. Cody-Waite reduction, polynomial of degree 6.
-inline F8 exp8(F8 x) {
-  const F8 least = all(-87.3f), most = all(88.3f);
-  F8 a = where_less(x, least, least, x);
-  a = where_less(most, a, most, a);
-  const F8 n = round8(mul8(a, all(1.44269504f)));
-  F8 f = fma8(n, all(-0.693359375f), a);
+// e^x for x from -87.3 to 88.3, to about 1 ulp. Cody-Waite reduction, polynomial of degree 6.
+inline F8 exp_within(F8 x) {
+  const F8 n = round8(mul8(x, all(1.44269504f)));
+  F8 f = fma8(n, all(-0.693359375f), x);
   f = fma8(n, all(2.12194440e-4f), f);
   F8 p = fma8(all(1.3888889e-3f), f, all(8.3333333e-3f));
   p = fma8(p, f, all(4.16666667e-2f));
@@ -28,8 +25,17 @@ inline F8 exp8(F8 x) {
   p = fma8(p, f, all(0.5f));
   p = fma8(p, f, all(1.0f));
   p = fma8(p, f, all(1.0f));
-  const F8 result = where_less(x, least, all(0.0f), mul8(p, power_of_two(n)));
-  return where_less(most, x, all(__builtin_inff()), result);
+  return mul8(p, power_of_two(n));
+}
+// 0 below -87.3; for x not above 0.
+inline F8 exp_negative(F8 x) {
+  const F8 least = all(-87.3f);
+  return where_less(x, least, all(0.0f), exp_within(max8(least, x)));
+}
+// 0 below -87.3, infinity above 88.3.
+inline F8 exp8(F8 x) {
+  const F8 most = all(88.3f);
+  return where_less(most, x, all(__builtin_inff()), exp_negative(where_less(most, x, most, x)));
 }
 inline float exp1(float x) {
   float p[8];

@@ -146,7 +146,7 @@ struct State {
 
 constexpr int padded8(int n) { return (n + 7) / 8 * 8; }
 // Query lines (rows x shared heads) that attention takes at a time.
-constexpr int tile_rows(int shared) { return shared >= 48 ? 1 : 48 / shared; }
+constexpr int tile_rows(int shared) { return shared >= 96 ? 1 : 96 / shared; }
 
 // Functions of one instruction set. All sets give the same bits.
 struct Kernels {

@@ -91,3 +91,27 @@ inline void turn8(const F8* lines, float* out, std::ptrdiff_t stride) {
   _mm256_storeu_ps(out + 6 * stride, _mm256_permute2f128_ps(b2, b6, 0x31));
   _mm256_storeu_ps(out + 7 * stride, _mm256_permute2f128_ps(b3, b7, 0x31));
 }
+
+inline void turn_halves(const std::uint8_t* const* lines, int at, std::uint16_t* out, std::ptrdiff_t stride) {
+  const auto line = [&](int i) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lines[i] + at)); };
+  __m256i a[8], b[8];
+  for (int i = 0; i < 4; ++i) {
+    const __m256i low = line(2 * i), high = line(2 * i + 1);
+    a[2 * i] = _mm256_unpacklo_epi16(low, high);
+    a[2 * i + 1] = _mm256_unpackhi_epi16(low, high);
+  }
+  for (int i = 0; i < 2; ++i) {
+    for (int j = 0; j < 2; ++j) {
+      b[4 * i + 2 * j] = _mm256_unpacklo_epi32(a[4 * i + j], a[4 * i + 2 + j]);
+      b[4 * i + 2 * j + 1] = _mm256_unpackhi_epi32(a[4 * i + j], a[4 * i + 2 + j]);
+    }
+  }
+  for (int i = 0; i < 4; ++i) {
+    const __m256i even = _mm256_unpacklo_epi64(b[i], b[4 + i]), odd = _mm256_unpackhi_epi64(b[i], b[4 + i]);
+    std::uint16_t* const to = out + 2 * i * stride;
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(even));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + stride), _mm256_castsi256_si128(odd));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 8 * stride), _mm256_extracti128_si256(even, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 9 * stride), _mm256_extracti128_si256(odd, 1));
+  }
+}
