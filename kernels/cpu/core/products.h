@@ -1,5 +1,5 @@
-// Products: what is the same for all instruction sets. Each set brings `code_panel`, the sums of some rows with one
-// panel of codes, in units of the rows' steps. Within a group all is whole numbers; floats follow one order along
+// Products: what is the same for all instruction sets. Each set brings `code_panels`, the sums of some rows with some
+// panels of codes, in units of the rows' steps. Within a group all is whole numbers; floats follow one order along
 // the inputs:
 //
 //     for each group: dot = float(multiple of the first half * its dot + multiple of the second half * its dot)
@@ -9,28 +9,38 @@
 //                                     sum = fma(weight minimum, activation sum of the half, sum)
 //     at the end:     sum * step of the row
 //
-// Included inside a namespace of its own by each isa_*.cpp, after products_float.h and the set's code_panel.
+// Included inside a namespace of its own by each isa_*.cpp, after products_float.h and the set's code_panels.
 
-inline void code_block(const Product& product, int first, int last, int panel) {
+// Sums of `panels` neighbours: [panels][rows][16].
+inline void code_block(const Product& product, int first, int last, int panel, int panels) {
   float sums[kBlockRows][kPanel];
-  code_panel(product, first, last - first, panel, sums);
-  for (int row = first; row < last; ++row) {
-    float* line = sums[row - first];
-    const F8 step = all(product.quantised.steps[row]);
-    store8(line, mul8(load(line), step));
-    store8(line + 8, mul8(load(line + 8), step));
-    emit(product, row, panel, line);
+  code_panels(product, first, last - first, panel, panels, sums);
+  float* line = sums[0];
+  for (const int end = panel + panels; panel < end; ++panel) {
+    for (int row = first; row < last; ++row, line += kPanel) {
+      const F8 step = all(product.quantised.steps[row]);
+      store8(line, mul8(load(line), step));
+      store8(line + 8, mul8(load(line + 8), step));
+      emit(product, row, panel, line);
+    }
   }
 }
 
 inline void product(const Product& product, int first, int last, int panel, int panel_end) {
-  for (; panel < panel_end; ++panel) {
-    int row = first;
-    if (!coded(product.weight.form)) {
+  if (!coded(product.weight.form)) {
+    for (; panel < panel_end; ++panel) {
       float_panel(product, first, last, panel);
-      continue;
     }
-    for (; row < last; row += kBlockRows) code_block(product, row, row + kBlockRows < last ? row + kBlockRows : last, panel);
+    return;
+  }
+  for (; first < last; first += kBlockRows) {
+    const int end = first + kBlockRows < last ? first + kBlockRows : last;
+    for (int at = panel; at < panel_end;) {
+      int panels = panels_at_once(end - first);
+      if (at + panels > panel_end) panels = 1;
+      code_block(product, first, end, at, panels);
+      at += panels;
+    }
   }
 }
 

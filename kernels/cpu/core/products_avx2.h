@@ -9,6 +9,9 @@
 // Many rows: a part of the panel is opened (unpacked into the first cache, floats as f32) and tiles of rows pass over
 // it. Few rows read the packed panel itself, which memory bounds.
 
+// Panels that are taken together by so many rows.
+constexpr int panels_at_once(int rows) { return rows == 1 ? 2 : 1; }
+
 constexpr int kOpenGroups = 24;
 constexpr int kStreamed = 3;           // rows up to which the panel is not opened
 constexpr std::size_t kAhead = 4096;   // bytes of weights that few rows ask for before they need them
@@ -223,69 +226,83 @@ inline void stream_half(const std::uint8_t* codes, const std::int8_t (*x)[kGroup
   }
 }
 
-template <int kRows, Shape kShape>
-inline void stream_panel(const Product& product, int first, const std::uint8_t* block, float (*sums)[kPanel]) {
+// kPanels neighbours at once: the activations are prepared once for all of them.
+template <int kRows, int kPanels, Shape kShape>
+inline void stream_panels(const Product& product, int first, const std::uint8_t* block, float (*sums)[kPanel]) {
   const std::ptrdiff_t groups = product.weight.groups();
+  const std::size_t apart = product.weight.panel_bytes();
   const CodedGroup* x = product.quantised.row(first);
-  F8 total[kRows][2];
-  for (int r = 0; r < kRows; ++r) total[r][0] = total[r][1] = all(0.0f);
+  F8 total[kPanels][kRows][2];
+  for (int p = 0; p < kPanels; ++p) {
+    for (int r = 0; r < kRows; ++r) total[p][r][0] = total[p][r][1] = all(0.0f);
+  }
   for (std::ptrdiff_t g = 0; g < groups; ++g, ++x, block += kShape.block()) {
-    for (std::size_t ahead = 0; ahead < kShape.block(); ahead += 64) __builtin_prefetch(block + kAhead + ahead);
     alignas(32) std::int8_t natural[kRows][kGroup];
-    __m256i multiples[2][kRows], dots[2][kRows][2];
+    __m256i multiples[2][kRows];
     for (int r = 0; r < kRows; ++r) {
       natural_codes(x[r * groups], natural[r]);
       multiples[0][r] = _mm256_set1_epi16(x[r * groups].pair[0]);
       multiples[1][r] = _mm256_set1_epi16(x[r * groups].pair[1]);
     }
-    stream_half<kRows, kShape.form, 0>(block + kShape.header(), natural, multiples[0], dots[0]);
-    stream_half<kRows, kShape.form, 1>(block + kShape.header(), natural, multiples[1], dots[1]);
-    for (int v = 0; v < 2; ++v) {
-      F8 scales[kShape.parts()], minima[kShape.parts()];
-      for (int part = 0; part < kShape.parts(); ++part) {
-        scales[part] = load_scales(block, kShape.half, part * kPanel + 8 * v);
-        if constexpr (kShape.minima) minima[part] = load_scales(block + kShape.table(), kShape.half, part * kPanel + 8 * v);
-      }
-      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) {
+      const std::uint8_t* const at = block + apart * static_cast<std::size_t>(p);
+      for (std::size_t ahead = 0; ahead < kShape.block(); ahead += 64) __builtin_prefetch(at + kAhead + ahead);
+      __m256i dots[2][kRows][2];
+      stream_half<kRows, kShape.form, 0>(at + kShape.header(), natural, multiples[0], dots[0]);
+      stream_half<kRows, kShape.form, 1>(at + kShape.header(), natural, multiples[1], dots[1]);
+      for (int v = 0; v < 2; ++v) {
+        F8 scales[kShape.parts()], minima[kShape.parts()];
         for (int part = 0; part < kShape.parts(); ++part) {
-          const __m256i dot = kShape.fine ? dots[part][r][v] : _mm256_add_epi32(dots[0][r][v], dots[1][r][v]);
-          const CodedGroup& from = x[r * groups];
-          total[r][v] = fma8({_mm256_cvtepi32_ps(dot)}, scales[part], total[r][v]);
-          if constexpr (kShape.minima) {
-            total[r][v] = fma8(minima[part], all(kShape.fine ? from.half_sums[part] : from.sum), total[r][v]);
+          scales[part] = load_scales(at, kShape.half, part * kPanel + 8 * v);
+          if constexpr (kShape.minima) minima[part] = load_scales(at + kShape.table(), kShape.half, part * kPanel + 8 * v);
+        }
+        for (int r = 0; r < kRows; ++r) {
+          for (int part = 0; part < kShape.parts(); ++part) {
+            const __m256i dot = kShape.fine ? dots[part][r][v] : _mm256_add_epi32(dots[0][r][v], dots[1][r][v]);
+            const CodedGroup& from = x[r * groups];
+            total[p][r][v] = fma8({_mm256_cvtepi32_ps(dot)}, scales[part], total[p][r][v]);
+            if constexpr (kShape.minima) {
+              total[p][r][v] = fma8(minima[part], all(kShape.fine ? from.half_sums[part] : from.sum), total[p][r][v]);
+            }
           }
         }
       }
     }
   }
-  for (int r = 0; r < kRows; ++r) {
-    store8(sums[r], total[r][0]);
-    store8(sums[r] + 8, total[r][1]);
+  for (int p = 0; p < kPanels; ++p) {
+    for (int r = 0; r < kRows; ++r) {
+      store8(sums[p * kRows + r], total[p][r][0]);
+      store8(sums[p * kRows + r] + 8, total[p][r][1]);
+    }
   }
 }
 
 template <Shape kShape>
-inline void panel_of(const Product& product, int first, int rows, int panel, float (*sums)[kPanel]) {
+inline void panel_of(const Product& product, int first, int rows, int panel, int panels, float (*sums)[kPanel]) {
   const std::uint8_t* block = product.weight.data + product.weight.panel_bytes() * static_cast<std::size_t>(panel);
-  if (rows == 1) return stream_panel<1, kShape>(product, first, block, sums);
-  if (rows == 2) return stream_panel<2, kShape>(product, first, block, sums);
-  if (rows == kStreamed) return stream_panel<kStreamed, kShape>(product, first, block, sums);
-  open_panel<kShape>(product, first, rows, block, sums);
+  if (rows == 1 && panels == 2) return stream_panels<1, 2, kShape>(product, first, block, sums);
+  for (; panels > 0; --panels, block += product.weight.panel_bytes(), sums += rows) {
+    if (rows == 1) stream_panels<1, 1, kShape>(product, first, block, sums);
+    if (rows == 2) stream_panels<2, 1, kShape>(product, first, block, sums);
+    if (rows == kStreamed) stream_panels<kStreamed, 1, kShape>(product, first, block, sums);
+    if (rows > kStreamed) open_panel<kShape>(product, first, rows, block, sums);
+  }
 }
 
 template <Form kForm, bool kMinima>
-inline void panel_scaled(const Product& product, int first, int rows, int panel, float (*sums)[kPanel]) {
-  if (product.weight.fine) return panel_of<Shape{kForm, false, kMinima, true}>(product, first, rows, panel, sums);
-  if (product.weight.half_scales) return panel_of<Shape{kForm, true, kMinima, false}>(product, first, rows, panel, sums);
-  panel_of<Shape{kForm, false, kMinima, false}>(product, first, rows, panel, sums);
+inline void panel_scaled(const Product& product, int first, int rows, int panel, int panels, float (*sums)[kPanel]) {
+  if (product.weight.fine) return panel_of<Shape{kForm, false, kMinima, true}>(product, first, rows, panel, panels, sums);
+  if (product.weight.half_scales) return panel_of<Shape{kForm, true, kMinima, false}>(product, first, rows, panel, panels, sums);
+  panel_of<Shape{kForm, false, kMinima, false}>(product, first, rows, panel, panels, sums);
 }
 
-inline void code_panel(const Product& product, int first, int count, int panel, float (*sums)[kPanel]) {
+inline void code_panels(const Product& product, int first, int count, int panel, int panels, float (*sums)[kPanel]) {
   const Weight& weight = product.weight;
   if (weight.form == Form::u4) {
-    if (weight.minima) return panel_scaled<Form::u4, true>(product, first, count, panel, sums);
-    return panel_scaled<Form::u4, false>(product, first, count, panel, sums);
+    if (weight.minima) return panel_scaled<Form::u4, true>(product, first, count, panel, panels, sums);
+    return panel_scaled<Form::u4, false>(product, first, count, panel, panels, sums);
   }
-  if (weight.minima) return panel_scaled<Form::i8, true>(product, first, count, panel, sums);
-  panel_scaled<Form::i8, false>(product, first, count, panel, sums);
+  if (weight.minima) return panel_scaled<Form::i8, true>(product, first, count, panel, panels, sums);
+  panel_scaled<Form::i8, false>(product, first, count, panel, panels, sums);
 }

@@ -17,7 +17,9 @@ inline void dot_half(const Weight& weight, const std::uint8_t* codes, const std:
   }
 }
 
-inline void code_panel(const Product& product, int first, int count, int panel, float (*sums)[kPanel]) {
+constexpr int panels_at_once(int) { return 1; }
+
+inline void code_panels(const Product& product, int first, int count, int panel, int, float (*sums)[kPanel]) {
   const Weight& weight = product.weight;
   for (int r = 0; r < count; ++r) {
     const CodedGroup* group = product.quantised.row(first + r);
