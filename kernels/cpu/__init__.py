@@ -5,9 +5,10 @@
       program, step     what is run, and running it
       lanes_*, products_*, isa_*   one per instruction set; all give the same bits
     module/             threads, choice of the instruction set, and the thin binding
+    check/              the core's checks as a program of its own, for targets that this machine only emulates
     build.py            compiles it on demand
 
-`KVMESH_CPU_ISA` forces an instruction set ("portable", "avx2").
+`KVMESH_CPU_ISA` forces an instruction set ("portable", "avx2", "neon").
 """
 
 from kernels.cpu.interface import Core, CoreEngine, View

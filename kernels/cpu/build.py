@@ -29,9 +29,13 @@ MODULE = "_kvmesh_cpu"
 
 _STRICT = ("-Wall", "-Wextra", "-Werror")
 # Every rounding is spelt out in the source; the compiler may not fuse any on its own.
-_COMMON = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-fast-math", "-pthread")
+COMMON = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-fast-math", "-pthread")
 _CORE = ("-O3", "-fno-exceptions", "-fno-rtti", *_STRICT)
-_ISA_FLAGS = {"avx2": ("-mavx2", "-mfma", "-mf16c", "-mtune=haswell")}
+_ISA_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {"avx2": ("-mavx2", "-mfma", "-mf16c", "-mtune=haswell")},
+    "aarch64": {"neon": ("-mcpu=generic+dotprod",)},
+}
+_MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
 SANITIZERS = (
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
@@ -67,13 +71,14 @@ def find_compiler() -> tuple[str, ...]:
     raise BuildError("there is no C++ compiler: install g++ or clang++, or the Python package 'ziglang'")
 
 
-def core_units() -> list[Unit]:
-    """The core: what a test program links without Python."""
+def core_units(machine: str = "") -> list[Unit]:
+    """The core: what a test program links without Python. `machine` "": this one."""
+    machine = machine or platform.machine()
+    isa_flags = _ISA_FLAGS.get(_MACHINES.get(machine, machine), {})
     units = []
     for source in sorted((HERE / "core").glob("*.cpp")):
         isa = source.stem.removeprefix("isa_") if source.stem.startswith("isa_") else ""
-        flags = _ISA_FLAGS.get(isa, ()) if platform.machine() in ("x86_64", "AMD64") else ()
-        units.append(Unit(source, (*_CORE, *flags)))
+        units.append(Unit(source, (*_CORE, *isa_flags.get(isa, ()))))
     return units
 
 
@@ -106,7 +111,7 @@ def build(*, sanitize: bool = False) -> Path:
     """The path of the module, compiled if it is not there yet. Raises BuildError."""
     compiler = find_compiler()
     extra = SANITIZERS if sanitize else ()
-    units = [Unit(unit.source, (*_COMMON, *unit.flags, *extra)) for unit in module_units()]
+    units = [Unit(unit.source, (*COMMON, *unit.flags, *extra)) for unit in module_units()]
     folder = _folder() / _key(compiler, units)
     target = folder / f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
     if not target.exists():
@@ -134,8 +139,12 @@ def _compile(compiler: Sequence[str], units: Sequence[Unit], extra: Sequence[str
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects = compile_objects(compiler, units, Path(scratch))
         linked = Path(scratch) / target.name
-        _run([*compiler, "-shared", "-pthread", *extra, *map(str, objects), "-o", str(linked)])
+        link([*compiler, "-shared", "-pthread", *extra], objects, linked)
         linked.replace(target)
+
+
+def link(command: Sequence[str], objects: Sequence[Path], target: Path) -> None:
+    _run([*command, *map(str, objects), "-o", str(target)])
 
 
 def _run(command: Sequence[str]) -> None:

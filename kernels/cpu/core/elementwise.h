@@ -151,7 +151,7 @@ inline std::uint16_t float_to_bf16(float x) {
 }
 
 // Symmetric 8-bit codes with one scale, which is no number where one of x is none.
-inline void store_codes(const float* x, int count, std::uint8_t* out, void* scale_out) {
+inline void store_line(const float* x, int count, std::uint8_t* out, void* scale_out) {
   F8 most = all(0.0f), not_finite = all(0.0f);
   for (int i = 0; i < count; i += 8) {
     const F8 part = count - i < 8 ? load_some(x + i, count - i) : load(x + i);
@@ -192,7 +192,7 @@ inline void store(const float* x, int count, Dtype dtype, void* out, void* scale
       }
       return;
     case Dtype::i8:
-      return store_codes(x, count, bytes, scale);
+      return store_line(x, count, bytes, scale);
   }
 }
 

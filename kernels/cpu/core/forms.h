@@ -186,6 +186,8 @@ constexpr std::size_t attend_scratch_bytes(int shared, int dim) {
 }
 
 const Kernels& portable_kernels();
-const Kernels* avx2_kernels();  // null where not compiled in; whether the CPU has it is not asked here
+// Null where not compiled in; whether the processor has it is not asked here.
+const Kernels* avx2_kernels();
+const Kernels* neon_kernels();
 
 }  // namespace kv

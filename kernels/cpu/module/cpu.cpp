@@ -4,6 +4,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace kv {
@@ -26,10 +30,24 @@ bool has_avx2() {
 #endif
 }
 
+// NEON itself belongs to every aarch64; the dot product came with Armv8.2.
+bool has_neon_dot() {
+#if defined(__aarch64__) && defined(__linux__)
+  constexpr unsigned long kDotProduct = 1ul << 20;  // HWCAP_ASIMDDP
+  return (getauxval(AT_HWCAP) & kDotProduct) != 0;
+#elif defined(__aarch64__) && defined(__APPLE__)
+  int found = 0;
+  std::size_t size = sizeof found;
+  return sysctlbyname("hw.optional.arm.FEAT_DotProd", &found, &size, nullptr, 0) == 0 && found != 0;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 const Kernels* choose_kernels(const char* name) {
-  const Kernels* wide = has_avx2() ? avx2_kernels() : nullptr;
+  const Kernels* wide = has_avx2() ? avx2_kernels() : has_neon_dot() ? neon_kernels() : nullptr;
   const bool any = *name == '\0';
   if (wide != nullptr && (any || std::strcmp(name, wide->name) == 0)) return wide;
   return any || std::strcmp(name, portable_kernels().name) == 0 ? &portable_kernels() : nullptr;
