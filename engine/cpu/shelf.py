@@ -102,6 +102,12 @@ class Shelf:
         read = [self._read(name) for name in names]
         for name in names:
             del self._forms[name]
+        try:
+            return self._pack_parts(read, paired)
+        except ValueError as error:
+            raise WeightError(f"tensor {' + '.join(names)} cannot be packed: {error}") from error
+
+    def _pack_parts(self, read: Sequence[Codes | Halves | Floats], paired: bool) -> Shelved:
         first = read[0]
         if isinstance(first, Codes):
             coded = [part for part in read if isinstance(part, Codes)]

@@ -35,6 +35,7 @@ def test_kernels_under_sanitizers() -> None:
         "tests/kernels/test_cpu_products.py",
         "tests/kernels/test_cpu_attention.py",
         "tests/kernels/test_cpu_elementwise.py",
+        "tests/kernels/test_cpu_refusals.py",
     ]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],

@@ -49,6 +49,7 @@ bool Program::fits(const View& view, bool picked, bool quantised) const {
 const char* Program::check(const Operation& op) const {
   const auto known = [](int index, std::size_t count) { return index >= 0 && static_cast<std::size_t>(index) < count; };
   const bool heads_fit = op.heads >= 1 && op.dim >= 1 && op.heads <= (1 << 16) && op.dim <= (1 << 16);
+  const std::int64_t across = std::int64_t{op.heads} * op.dim;  // numbers of all key heads
   switch (op.kind) {
     case Kind::embed:
       if (!known(op.weight, weights_.size())) return "no such weight";
@@ -84,17 +85,17 @@ const char* Program::check(const Operation& op) const {
     case Kind::rope:
       if (!known(op.table, tables_.size())) return "no such table";
       if (op.picked || !fits(op.x, false, false)) return "the input does not fit";
-      if (!heads_fit || op.x.width != op.heads * op.dim) return "the heads do not fit";
+      if (!heads_fit || op.x.width != across) return "the heads do not fit";
       if (op.dim != 2 * tables_[static_cast<std::size_t>(op.table)].pairs) return "the table has other pairs";
       return nullptr;
     case Kind::write_kv:
       if (op.picked || !fits(op.x, false, false) || !fits(op.y, false, false)) return "a view does not fit";
-      if (!heads_fit || op.x.width != op.heads * op.dim || op.y.width != op.x.width) return "the heads do not fit";
+      if (!heads_fit || op.x.width != across || op.y.width != op.x.width) return "the heads do not fit";
       return nullptr;
     case Kind::attend:
       if (op.picked || !fits(op.x, false, false) || !fits(op.out, false, false)) return "a view does not fit";
       if (!heads_fit || op.shared < 1 || op.shared > (1 << 10) || op.window < 0) return "the heads do not fit";
-      if (op.x.width != op.heads * op.shared * op.dim || op.out.width != op.x.width) return "the heads do not fit";
+      if (op.x.width != across * op.shared || op.out.width != op.x.width) return "the heads do not fit";
       return nullptr;
     case Kind::silu_gate:
     case Kind::add:
