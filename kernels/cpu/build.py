@@ -31,8 +31,13 @@ _STRICT = ("-Wall", "-Wextra", "-Werror")
 # Every rounding is spelt out in the source; the compiler may not fuse any on its own.
 COMMON = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-fast-math", "-pthread")
 _CORE = ("-O3", "-fno-exceptions", "-fno-rtti", *_STRICT)
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")
 _ISA_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
-    "x86_64": {"avx2": ("-mavx2", "-mfma", "-mf16c", "-mtune=haswell")},
+    "x86_64": {
+        "avx2": (*_AVX2, "-mtune=haswell"),
+        "vnni": (*_AVX2, *_AVX512, "-mtune=icelake-server"),
+    },
     "aarch64": {"neon": ("-mcpu=generic+dotprod",)},
 }
 _MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
@@ -101,7 +106,7 @@ def module_units() -> list[Unit]:
     units = core_units()
     units += [
         Unit(HERE / "module" / name, (*binding, *_STRICT))
-        for name in ("module.cpp", "threads.cpp", "cpu.cpp", "peak.cpp")
+        for name in ("module.cpp", "threads.cpp", "cpu.cpp", "agreement.cpp", "peak.cpp")
     ]
     units.append(Unit(Path(nanobind.source_dir()) / "nb_combined.cpp", (*binding, "-w")))
     return units

@@ -11,7 +11,7 @@ from kernels.cpu import load
 from kernels.cpu.interface import CoreEngine
 
 Floats = NDArray[np.float32]
-ISAS = [isa for isa in ("portable", "avx2", "neon") if load().has_isa(isa)]
+ISAS = [isa for isa in ("portable", "avx2", "vnni", "neon") if load().has_isa(isa)]
 
 
 def normal(seed: int, *shape: int) -> Floats:

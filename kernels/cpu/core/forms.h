@@ -188,6 +188,7 @@ constexpr std::size_t attend_scratch_bytes(int shared, int dim) {
 const Kernels& portable_kernels();
 // Null where not compiled in; whether the processor has it is not asked here.
 const Kernels* avx2_kernels();
+const Kernels* vnni_kernels();
 const Kernels* neon_kernels();
 
 }  // namespace kv

@@ -6,6 +6,7 @@
 
 namespace kv::avx2 {
 namespace {
+constexpr bool kPairedCodes = true;
 #include "lanes_avx2.h"
 // in this order
 #include "elementwise.h"

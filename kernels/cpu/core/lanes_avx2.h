@@ -1,4 +1,5 @@
-// Eight floats at a time with AVX2, FMA and F16C; the same functions as lanes_portable.h.
+// Eight floats at a time with AVX2, FMA and F16C; the same functions as lanes_portable.h. Who includes this says in
+// kPairedCodes in which order its products read codes.
 
 struct F8 {
   __m256 v;
@@ -28,7 +29,7 @@ inline F8 power_of_two(F8 a) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(n, 23))};
 }
 
-// Order of the codes: two of the first half, then two of the second, so that one vpmaddwd can scale both.
+// With kPairedCodes two codes of the first half stand beside two of the second, so that one vpmaddwd can scale both.
 inline void to_group(const F8* scaled, std::int8_t* codes, std::int32_t* sums) {
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i words[2];
@@ -40,9 +41,15 @@ inline void to_group(const F8* scaled, std::int8_t* codes, std::int32_t* sums) {
     parts = _mm_add_epi32(parts, _mm_shuffle_epi32(parts, 0x4e));
     sums[h] = _mm_cvtsi128_si32(_mm_add_epi32(parts, _mm_shuffle_epi32(parts, 0xb1)));
   }
-  const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15,  //
-                                         0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
-  const __m256i bytes = _mm256_shuffle_epi8(_mm256_packs_epi16(words[0], words[1]), order);
+  const __m256i packed = _mm256_packs_epi16(words[0], words[1]);
+  __m256i bytes;
+  if constexpr (kPairedCodes) {
+    const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15,  //
+                                           0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+    bytes = _mm256_shuffle_epi8(packed, order);
+  } else {
+    bytes = _mm256_permute4x64_epi64(packed, 0xd8);
+  }
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), bytes);
 }
 
