@@ -48,6 +48,7 @@ KIB, MIB = 1024, 1024 * 1024
 FINGERPRINT = b"b" * 16
 POOL_BYTES = 192 * MIB
 LOOKUP_IDS = 10_000
+RESERVED_BYTES = 64 * MIB
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -180,6 +181,32 @@ class _Pages:
         await self.there.release(handoff)
 
 
+class _Drawn:
+    """Puts as prefill does: a whole prompt is reserved, then its blocks are committed as they come."""
+
+    def __init__(self, pages: _Pages) -> None:
+        self._pages = pages
+        self._handoff, self._root = "", b""
+        self._ids: list[bytes] = []
+        self._left: list[tuple[int, Page]] = []
+
+    async def put(self, n: int) -> None:
+        pages = self._pages
+        if len(self._left) < n:
+            await self.end()
+            self._handoff, self._root, self._ids = pages.new(RESERVED_BYTES // pages.page_bytes)
+            capability = pages.stores.capability(self._handoff, pages.model, self._ids)
+            await pages.here.reserve(self._handoff, capability, self._ids, self._root, 0, attempt=1)
+            self._left = (await pages.here.draw(self._handoff, 1, capability)).writable
+        now, self._left = self._left[:n], self._left[n:]
+        await pages.write(self._handoff, self._root, self._ids, now)
+
+    async def end(self) -> None:
+        if self._handoff:
+            await self._pages.here.release(self._handoff)
+            self._handoff, self._left = "", []
+
+
 async def _rate(seconds: float, n_bytes: int, work: Callable[[], Awaitable[None]]) -> float:
     """GB/s of repeating `work` that moves `n_bytes`."""
     await work()
@@ -194,18 +221,9 @@ async def _measure(pages: _Pages, name: str, n: int, seconds: float) -> dict[str
     """put, get and move of `n` pages at a time."""
     size = n * pages.page_bytes
 
-    async def put() -> None:
-        """As decode commits what it has generated: pages of its grant, one rpc."""
-        handoff, root, ids = pages.new(n)
-        while (taken := pages.here.take(n)) is None:
-            if not await pages.here.grow(n):
-                raise RuntimeError("the store has no pages")
-        await pages.write(handoff, root, ids, list(enumerate(taken)))
-        ending.append(asyncio.create_task(pages.here.release(handoff)))
-
-    ending: list[asyncio.Task[None]] = []
-    row: dict[str, object] = {f"put_{name}_gb_s": await _rate(seconds, size, put)}
-    await asyncio.gather(*ending)
+    drawn = _Drawn(pages)
+    row: dict[str, object] = {f"put_{name}_gb_s": await _rate(seconds, size, lambda: drawn.put(n))}
+    await drawn.end()
     handoff, root, ids = pages.new(n)
     await pages.put(handoff, root, ids)
     links, memory = pages.stores.links(), mmap.mmap(-1, size)

@@ -140,15 +140,20 @@ class LinkServer:
             connection.sendall(error_frame(InvalidRequest("not a PullRequest")))
             return
         pages = self._pull(request)
+        left = len(request.block_ids)
         try:
-            while batch := self._on_loop(self._next(connection.fileno(), pages)):
+            while left > 0 and (batch := self._on_loop(self._next(connection.fileno(), pages))):
+                left -= len(batch)
                 for page in batch:
-                    _send(connection, page, compress=request.compress)
-            connection.sendall(end())
+                    last = left <= 0 and page is batch[-1]
+                    _send(connection, page, end() if last else b"", compress=request.compress)
+            if left > 0 or not request.block_ids:
+                connection.sendall(end())
         except MeshError as error:
             connection.sendall(error_frame(error))
         finally:
-            self._on_loop(pages.aclose())
+            # What was leased for this goes back in its own time.
+            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(pages.aclose()))
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -197,7 +202,8 @@ class LinkServer:
                 self._loop.remove_reader(handle)
 
 
-def _send(connection: socket.socket, page: Sending, *, compress: bool) -> None:
+def _send(connection: socket.socket, page: Sending, then: bytes, *, compress: bool) -> None:
+    """A page, and what follows it."""
     data: bytes | memoryview = page.data
     kind = Kind.PAGE
     if compress and len(smaller := zlib.compress(page.data, 1)) < len(data):
@@ -206,9 +212,13 @@ def _send(connection: socket.socket, page: Sending, *, compress: bool) -> None:
     if isinstance(connection, ssl.SSLSocket):
         connection.sendall(header)
         connection.sendall(data)
+        if then:
+            connection.sendall(then)
         return
-    sent = connection.sendmsg([header, data])
-    if sent < len(header):
-        connection.sendall(header[sent:])
-        sent = len(header)
-    connection.sendall(data[sent - len(header) :])
+    parts: list[bytes | memoryview] = [header, data, then]
+    sent = connection.sendmsg(parts)
+    for part in parts:
+        rest = part[min(sent, len(part)) :]
+        sent -= len(part) - len(rest)
+        if rest:
+            connection.sendall(rest)

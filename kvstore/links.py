@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 import zlib
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -209,12 +210,16 @@ class _Inbox:
         self.over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
-        self._arrivals: list[Arrival] = []
+        self._arrivals: deque[Arrival] = deque()
+        self._woken = False
         self._error: MeshError | None = None
 
     def arrived(self, arrival: Arrival) -> None:
-        """Called in the thread."""
-        self._soon(lambda: self._add(arrival))
+        """Called in the thread. Appending needs no lock, and the loop is woken once."""
+        self._arrivals.append(arrival)
+        if not self._woken:
+            self._woken = True
+            self._soon(self._news.set)
 
     def done(self, error: MeshError | None) -> None:
         """Called in the thread, last."""
@@ -223,19 +228,20 @@ class _Inbox:
 
     async def take(self) -> list[Arrival]:
         """All that has come since the last call, empty after the end; raises what ended it."""
-        while not self._arrivals:
+        while True:
+            # In this order: what comes after the look wakes the loop again.
+            self._news.clear()
+            self._woken = False
+            arrivals: list[Arrival] = []
+            while self._arrivals:
+                arrivals.append(self._arrivals.popleft())
+            if arrivals:
+                return arrivals
             if self.over.is_set():
                 if self._error is not None:
                     raise self._error
                 return []
-            self._news.clear()
             await self._news.wait()
-        arrivals, self._arrivals = self._arrivals, []
-        return arrivals
-
-    def _add(self, arrival: Arrival) -> None:
-        self._arrivals.append(arrival)
-        self._news.set()
 
     def _end(self) -> None:
         self.over.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 import grpc.aio
-from kvmesh.v1 import pages_pb2
+from kvmesh.v1 import common_pb2, pages_pb2
 
 from kvstore.capability import check_capability
 from kvstore.exports import Sending, Wanted, exported, matching
@@ -19,6 +19,8 @@ from kvstore.store import Session, Store
 from mesh.errors import InvalidRequest
 from mesh.identity import TokenVerifier
 from mesh.kv.layout import layout_from_proto, layout_to_proto
+
+LAYOUTS_KEPT = 64
 
 
 class Transfers:
@@ -34,11 +36,12 @@ class Transfers:
         self._links = links
         self._compress = compress
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._layouts: dict[bytes, tuple[bytes, str]] = {}
 
     async def export(self, request: pages_pb2.PullRequest) -> AsyncGenerator[list[Sending], None]:
         """Pages that another node wants; see `exported`. Raises MeshError where they are refused."""
-        layout = layout_from_proto(request.layout)
-        key = ArenaKey(request.model, request.content_fingerprint, layout.digest())
+        digest, layout = self._layout(request.layout)
+        key = ArenaKey(request.model, request.content_fingerprint, digest)
         org = check_capability(
             self._verifier,
             request.capability,
@@ -46,7 +49,7 @@ class Transfers:
             model=request.model,
         )
         wanted = Wanted(request.handoff_id, org, block_ids(request.block_ids), request.wait)
-        arena = matching(self._store.arenas.values(), key, str(layout))
+        arena = matching(self._store.arenas.values(), key, layout)
         async for batch in exported(arena, wanted, self._store.settle):
             yield batch
 
@@ -63,6 +66,17 @@ class Transfers:
         work = Import(session.arena, order, self._source(address, request), self._store.settle)
         await work.run()
         return work.pulled
+
+    def _layout(self, message: common_pb2.PageLayout) -> tuple[bytes, str]:
+        """Digest and text of a layout; every pull of a model brings the same one."""
+        raw = message.SerializeToString(deterministic=True)
+        known = self._layouts.get(raw)
+        if known is None:
+            layout = layout_from_proto(message)
+            if len(self._layouts) > LAYOUTS_KEPT:
+                self._layouts.clear()
+            known = self._layouts[raw] = (layout.digest(), str(layout))
+        return known
 
     def _source(self, address: str, request: pages_pb2.PullRequest) -> Source:
         if not address:
