@@ -96,9 +96,9 @@ class Holdings:
         if slot_index is not None:
             if not owner.drawn[lease_id]:
                 del owner.drawn[lease_id]
-            handoff = self.handoffs.get(lease_id)
-            if handoff is not None and handoff.slots[slot_index].aside == record.index:
-                handoff.slots[slot_index].aside, handoff.slots[slot_index].drawer = None, 0
+            slot = self.slot_of(lease_id, record.index, slot_index)
+            if slot is not None:
+                slot.aside, slot.drawer = None, 0
         owner.granted.discard(record.index)
         if grant:
             owner.granted.add(record.index)
@@ -116,12 +116,20 @@ class Holdings:
 
     def undraw(self, handoff_id: str, index: int, slot_index: int) -> None:
         """A drawn page that its drawer no longer writes: back to the reservation, or free."""
-        handoff = self.handoffs.get(handoff_id)
-        if handoff is not None and handoff.slots[slot_index].aside == index:
-            handoff.slots[slot_index].drawer = 0
-            self.table.assign(self.table.records[index], handoff.owner)
+        slot = self.slot_of(handoff_id, index, slot_index)
+        if slot is not None:
+            slot.drawer = 0
+            self.table.assign(self.table.records[index], self.handoffs[handoff_id].owner)
         else:
             self.table.free(self.table.records[index])
+
+    def slot_of(self, handoff_id: str, index: int, slot_index: int) -> Slot | None:
+        """The slot that a drawn page was set aside for, if its reservation is still that one."""
+        handoff = self.handoffs.get(handoff_id)
+        if handoff is None or slot_index >= len(handoff.slots):
+            return None
+        slot = handoff.slots[slot_index]
+        return slot if slot.aside == index else None
 
     def end_lease(self, owner: Owner, lease_id: str) -> None:
         handoff = self.handoffs.get(lease_id)

@@ -22,7 +22,7 @@ from kvstore.invariants import violations
 from kvstore.owners import Sealed
 from kvstore.pool import PagePool
 from kvstore.table import PageRecord, PageState
-from mesh.errors import NotFound, OutOfPages, StaleAttempt, StaleHandle
+from mesh.errors import Conflict, NotFound, OutOfPages, StaleAttempt, StaleHandle
 from mesh.kv.page import Held, Page
 
 ROOT = b"root" * 4
@@ -70,6 +70,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pages = pages
         self.evicted = 0
         self.granted_before: set[Page] = set()
+        self.overtaken: set[tuple[int, str]] = set()
         self.workers: dict[int, Worker] = {}
         self.next_epoch = 1
         self.next_handoff = 0
@@ -161,6 +162,37 @@ class PoolMachine(RuleBasedStateMachine):
             worker.leases[handoff_id] = {ids[i]: p for i, p in enumerate(reserved.have)}
         self.settle()
 
+    @rule(n=st.integers(0, 5), which=st.integers(0, 5), later=st.booleans())
+    def overtake(self, n: int, which: int, later: bool) -> None:
+        """Another worker reserves what a first one, which may hang, has reserved."""
+        worker, handoff_id = self.pick(n), self.live(which)
+        home = [w for w in self.workers.values() if handoff_id in w.handoffs]
+        if worker is None or not home or home[0] is worker:
+            return
+        known = home[0].handoffs[handoff_id]
+        ids = [block(known.chain, i) for i in range(known.blocks)]
+        attempt = known.attempt + 1 if later else known.attempt
+        try:
+            reserved = self.pool.reserve(worker.epoch, handoff_id, "org", ids, 0, attempt)
+        except Conflict:
+            assert not later
+            return
+        except OutOfPages:
+            # What the worker itself held under that name went first.
+            worker.leases.pop(handoff_id, None)
+            worker.drawn.pop(handoff_id, None)
+            self.settle()
+            return
+        assert later
+        self.overtaken |= {(w.epoch, handoff_id) for w in self.workers.values() if handoff_id in w.drawn}
+        del home[0].handoffs[handoff_id]
+        worker.drawn.pop(handoff_id, None)
+        worker.handoffs[handoff_id] = Handoff(
+            known.chain, known.blocks, dict(enumerate(reserved.have)), attempt
+        )
+        worker.leases[handoff_id] = {ids[i]: p for i, p in enumerate(reserved.have)}
+        self.settle()
+
     def live(self, n: int) -> str:
         """The name of a reservation that exists; of none if there is none."""
         names = sorted({h for w in self.workers.values() for h in w.handoffs})
@@ -209,7 +241,11 @@ class PoolMachine(RuleBasedStateMachine):
                 replaced = [
                     self.pool.table.records[theirs[i].index] for i, _ in drawn.writable if i in theirs
                 ]
-                assert all(r.state is PageState.QUARANTINED for r in replaced), "it may write no more"
+                # What was drawn from a reservation that is no more stays its drawer's own.
+                assert all(
+                    r.state is PageState.QUARANTINED or (other.epoch, handoff_id) in self.overtaken
+                    for r in replaced
+                ), "it may write no more"
         self.settle()
 
     @rule(n=st.integers(0, 5), which=st.integers(0, 5), count=st.integers(1, DEPTH))

@@ -46,7 +46,7 @@ def test_long_random_lives(seed: int) -> None:
         patch.setattr(Holdings, "fence", counted)
         for _ in range(3000):
             n, which = chance.randrange(6), chance.randrange(6)
-            match chance.choices(range(10), (15, 30, 8, 3, 2, 8, 2, 6, 2, 1))[0]:
+            match chance.choices(range(11), (15, 30, 8, 3, 2, 8, 2, 6, 2, 1, 4))[0]:
                 case 0:
                     chain, blocks = chance.randrange(CHAINS), chance.randint(1, DEPTH)
                     machine.reserve(n, chain, blocks, chance.randrange(2))
@@ -66,6 +66,8 @@ def test_long_random_lives(seed: int) -> None:
                     machine.comes_back(n, chance.random() < 0.3)
                 case 8:
                     machine.dies(n, chance.random() < 0.5, True)
+                case 10:
+                    machine.overtake(n, which, chance.random() < 0.8)
                 case 9:
                     machine.store_restarts(chance.randrange(2), True)
             machine.holds()
