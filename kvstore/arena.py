@@ -27,10 +27,10 @@ INLINE_HASH_BYTES = 1024 * 1024
 class Arena:
     """A pool and the files behind it. `debug_fill`: freed pages become NaN."""
 
-    def __init__(self, files: ArenaFiles, *, debug_fill: bool = False) -> None:
+    def __init__(self, files: ArenaFiles, *, debug_fill: bool = False, org_share: float = 1.0) -> None:
         self.files = files
         self.key = files.key
-        self.pool = PagePool(files.pages)
+        self.pool = PagePool(files.pages, org_share=org_share)
         self._debug_fill = debug_fill
         self.pulled_blocks = 0
         self.sent_blocks = 0

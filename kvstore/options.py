@@ -19,7 +19,8 @@ class StoreOptions:
     nodes to deflate the pages that they send. `directory` holds what is this store's own;
     None: the state directory, which then has one store. Without
     `byte_path` other nodes pull over gRPC. `pages_listen` is where the byte path listens
-    (host:port or unix:PATH); None: beside the store's own address, on a free port.
+    (host:port or unix:PATH); None: beside the store's own address, on a free port. One
+    organisation's prompts hold at most `org_share` of the pages of a model.
     """
 
     kv_bytes: int
@@ -30,6 +31,7 @@ class StoreOptions:
     directory: Path | None = None
     byte_path: bool = True
     pages_listen: str | None = None
+    org_share: float = 1.0
 
 
 def store_options(options: Mapping[str, Any]) -> StoreOptions:
@@ -42,6 +44,9 @@ def store_options(options: Mapping[str, Any]) -> StoreOptions:
     compress = _switch(rest, "compress")
     byte_path = _switch(rest, "byte_path", True)
     directory = rest.pop("directory", None)
+    org_share = rest.pop("org_share", 1.0)
+    if isinstance(org_share, bool) or not isinstance(org_share, (int, float)) or not 0 < org_share <= 1:
+        raise ConfigError(f"options.org_share: expected a number above 0, at most 1, found {org_share!r}")
     pages_listen = rest.pop("pages_listen", None)
     for name, value in (("directory", directory), ("pages_listen", pages_listen)):
         if value is not None and not isinstance(value, str):
@@ -57,6 +62,7 @@ def store_options(options: Mapping[str, Any]) -> StoreOptions:
         None if directory is None else Path(directory),
         byte_path,
         pages_listen,
+        float(org_share),
     )
 
 

@@ -28,8 +28,10 @@ from mesh.kv.page import Drawn, Page, Reservation
 class PagePool(Holdings):
     """All pages of one arena, and the operations of the store on them."""
 
-    def __init__(self, pages: int) -> None:
+    def __init__(self, pages: int, *, org_share: float = 1.0) -> None:
+        """`org_share`: at most this part of all pages may hold one organisation's blocks."""
         super().__init__(pages)
+        self._most_of_one = pages if org_share >= 1 else max(1, int(pages * org_share))
         self.hit_blocks = 0
         self.missed_blocks = 0
 
@@ -64,8 +66,9 @@ class PagePool(Holdings):
         readable = [*have, *(self.table.records[self.table.index[slots[i].block_id]] for i in beyond)]
         self.lease(owner, handoff_id, readable)
         try:
+            self._keep_share(org, len(missing) + extra_pages, len(slots) + extra_pages)
             fresh = self.table.allocate(len(missing) + extra_pages, epoch)
-        except OutOfPages:
+        except (OutOfPages, InvalidRequest):
             self.end_lease(owner, handoff_id)
             raise
         if known is not None and known.owner != epoch:
@@ -84,6 +87,30 @@ class PagePool(Holdings):
         self.hit_blocks += len(readable)
         self.missed_blocks += len(missing)
         return Reservation([r.handle for r in have], len(slots) - len(have), [r.handle for r in extra])
+
+    def _keep_share(self, org: str, more: int, whole: int) -> None:
+        """Makes room for an organisation among its own blocks.
+
+        Raises OutOfPages if all are in use, InvalidRequest for what is larger than its share.
+        """
+        if self._most_of_one >= len(self.table.records):
+            return
+        if whole > self._most_of_one:
+            raise InvalidRequest(
+                f"the request needs {whole} KV pages and one organisation may have {self._most_of_one}",
+                code="pool_too_small",
+                param="prompt",
+            )
+        aside = sum(
+            slot.aside is not None for h in self.handoffs.values() if h.org == org for slot in h.slots
+        )
+        while self.table.committed_of.get(org, 0) + aside + more > self._most_of_one:
+            if not self.table.evict_of(org):
+                raise OutOfPages(
+                    f"{more} pages are needed, and one organisation may have {self._most_of_one}"
+                    f" of {len(self.table.records)}",
+                    code="org_share",
+                )
 
     def draw(self, epoch: int, handoff_id: str, org: str, attempt: int) -> Drawn:
         """Takes the missing pages of a reservation for writing.
@@ -163,6 +190,8 @@ class PagePool(Holdings):
         self._check_commit(epoch, lease_id, blocks, attempt)
         self.table.tick()
         owner = self.owner(epoch)
+        handoff = self.handoffs.get(lease_id)
+        org = "" if handoff is None else handoff.org
         winners: list[PageRecord] = []
         for block in blocks:
             record = self.table.records[block.page.index]
@@ -171,7 +200,7 @@ class PagePool(Holdings):
                 self.take_over(owner, lease_id, record, grant=winner is not None)
             if winner is None:
                 winner = record
-                self.table.commit(record, block.block_id, block.parent_id, block.checksum)
+                self.table.commit(record, block.block_id, block.parent_id, block.checksum, org)
             if winner.block_id in self.wanted:
                 self.deliver(winner, epoch, lease_id)
             winners.append(winner)

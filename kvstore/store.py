@@ -19,7 +19,7 @@ import psutil
 from kvstore import recovery
 from kvstore.arena import Arena
 from kvstore.events import BlockEvents
-from kvstore.files import ArenaKey, create_files, find_files
+from kvstore.files import ArenaFiles, ArenaKey, create_files, find_files
 from kvstore.options import StoreOptions
 from kvstore.owner_locks import OwnerLocks, OwnerNote
 from kvstore.owners import CommittedFrame, Sealed
@@ -84,7 +84,7 @@ class Store:
         """Takes up what an earlier store left."""
         living = dict(self.locks.living())
         for files in find_files(self._state_dir):
-            arena = Arena(files, debug_fill=self._options.debug_fill)
+            arena = self._map(files)
             mine = {e: note.worker for e, note in living.items() if note.arena == files.key.name()}
             arena.adopt(mine)
             self.arenas[files.key] = arena
@@ -291,9 +291,12 @@ class Store:
                     )
                 except OSError as error:
                     raise OutOfPages(f"no memory for the pages of {key.model}: {error}") from error
-                arena = self.arenas[key] = Arena(files, debug_fill=self._options.debug_fill)
+                arena = self.arenas[key] = self._map(files)
                 log.info("arena of %s: %d pages of %d bytes", key.model, pages, layout.page_bytes)
             return arena
+
+    def _map(self, files: ArenaFiles) -> Arena:
+        return Arena(files, debug_fill=self._options.debug_fill, org_share=self._options.org_share)
 
     def _share(self) -> int:
         """Bytes for one more arena: an equal part, and of what is free once all parts are taken."""

@@ -48,6 +48,8 @@ class PageRecord:
     condemned: bool = False
     refs: int = 0
     last_use: int = 0
+    # Whose prompt it was, as far as this store has seen; decides nothing but shares.
+    org: str = ""
 
     @property
     def handle(self) -> Page:
@@ -69,6 +71,9 @@ class Changes:
     freed: list[int] = field(default_factory=list)
 
 
+_Leaf = tuple[int, int, int]
+
+
 class PageTable:
     """Pages 0 .. n-1 and the index from block id to page."""
 
@@ -83,7 +88,10 @@ class PageTable:
         self._children: dict[bytes, int] = {}
         # Candidates as (last_use, page, generation). Entries go stale and are
         # skipped when popped: an exact order without a search.
-        self._leaves: list[tuple[int, int, int]] = []
+        self._leaves: list[_Leaf] = []
+        # The same by organisation, and its committed pages: kept for shares only.
+        self._leaves_of: dict[str, list[_Leaf]] = {}
+        self.committed_of: dict[str, int] = {}
         self._clock = 0
 
     # -- free and granted ---------------------------------------------------
@@ -103,7 +111,7 @@ class PageTable:
         """
         if n > self.room() and not partial:
             raise OutOfPages(f"{n} pages are needed, {self.room()} of {len(self.records)} can be had")
-        while len(self._free) < n and self._evict():
+        while len(self._free) < n and self._evict(self._leaves):
             pass
         if len(self._free) < n and not partial:
             raise OutOfPages(f"{n} pages are needed, {len(self._free)} of {len(self.records)} can be had")
@@ -121,6 +129,7 @@ class PageTable:
         record.block_id = record.parent_id = b""
         record.checksum = record.refs = 0
         record.verified, record.condemned = True, False
+        record.org = ""
         self._become(record, PageState.FREE, whole=True)
         self._free.append(record.index)
         self.changes.freed.append(record.index)
@@ -138,9 +147,13 @@ class PageTable:
         index = self.index.get(block_id)
         return None if index is None else self.records[index]
 
-    def commit(self, record: PageRecord, block_id: bytes, parent_id: bytes, checksum: int) -> None:
+    def commit(
+        self, record: PageRecord, block_id: bytes, parent_id: bytes, checksum: int, org: str = ""
+    ) -> None:
         """Gives a granted page its block id. The caller pins it: a commit is always a lease."""
         record.owner = 0
+        record.org = org
+        self.committed_of[org] = self.committed_of.get(org, 0) + 1
         record.block_id, record.parent_id, record.checksum = block_id, parent_id, checksum
         record.last_use = self._clock
         self.index[block_id] = record.index
@@ -205,6 +218,7 @@ class PageTable:
                 record.owner = 0
                 self.index[record.block_id] = record.index
                 self._children[record.parent_id] = self._children.get(record.parent_id, 0) + 1
+                self.committed_of[""] = self.committed_of.get("", 0) + 1
             self._become(record, state, whole=True)
         self._free = [r.index for r in reversed(self.records) if r.state is PageState.FREE]
         for record in self.records:
@@ -237,10 +251,17 @@ class PageTable:
         """Makes a cached page without children a candidate for eviction."""
         if self.has_children(record):
             return
-        heapq.heappush(self._leaves, (record.last_use, record.index, record.generation))
-        if len(self._leaves) > 2 * len(self.records) + 64:
-            self._leaves = list({entry for entry in self._leaves if self._is_leaf(*entry)})
-            heapq.heapify(self._leaves)
+        leaf = (record.last_use, record.index, record.generation)
+        self._leaves = self._with(self._leaves, leaf)
+        if record.org:
+            self._leaves_of[record.org] = self._with(self._leaves_of.get(record.org, []), leaf)
+
+    def _with(self, leaves: list[_Leaf], leaf: _Leaf) -> list[_Leaf]:
+        heapq.heappush(leaves, leaf)
+        if len(leaves) > 2 * len(self.records) + 64:
+            leaves = list({entry for entry in leaves if self._is_leaf(*entry)})
+            heapq.heapify(leaves)
+        return leaves
 
     def _is_leaf(self, last_use: int, index: int, generation: int) -> bool:
         record = self.records[index]
@@ -251,10 +272,14 @@ class PageTable:
             and not self.has_children(record)
         )
 
-    def _evict(self) -> bool:
+    def evict_of(self, org: str) -> bool:
+        """Frees the longest unused block of one organisation; False if all of them are in use."""
+        return self._evict(self._leaves_of.get(org, []))
+
+    def _evict(self, leaves: list[_Leaf]) -> bool:
         """Frees the longest unused block that no committed block continues."""
-        while self._leaves:
-            entry = heapq.heappop(self._leaves)
+        while leaves:
+            entry = heapq.heappop(leaves)
             if self._is_leaf(*entry):
                 record = self.records[entry[1]]
                 self._unindex(record)
@@ -265,6 +290,10 @@ class PageTable:
 
     def _unindex(self, record: PageRecord) -> None:
         del self.index[record.block_id]
+        self.committed_of[record.org] -= 1
+        if not self.committed_of[record.org]:
+            del self.committed_of[record.org]
+            self._leaves_of.pop(record.org, None)
         self.changes.removed.append(record.block_id)
         left = self._children[record.parent_id] - 1
         if left:
