@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -22,7 +24,7 @@ def apart(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 async def test_tokens_are_those_of_one_node(apart: Mesh, mesh: Mesh) -> None:
     draw = random.Random(5)
-    lengths = (15, 17, 33, 200, 200, 700)
+    lengths = (15, 16, 17, 32, 33, 200, 200, 700)
     prompts = [[draw.randrange(256) for _ in range(n)] for n in lengths]
     prompts.append([*prompts[-1], *range(40)])
     sampling = [common_pb2.SamplingParams(temperature=t, seed=9) for t in (0.0, 1.0)]
@@ -60,3 +62,21 @@ async def test_nothing_stays_behind(apart: Mesh) -> None:
     assert apart.leased() == 0
     for store in apart.processes("kvstore"):
         assert not store["invariant_violations"]
+
+
+@pytest.mark.parametrize("role", ["kvstore-0", "kvstore-1", "prefill-tiny-0"])
+async def test_a_death_on_either_node_costs_nothing_but_time(apart: Mesh, role: str) -> None:
+    draw = random.Random(role)
+    prompts = [[draw.randrange(256) for _ in range(320)] for _ in range(12)]
+    async with apart.grpc() as stub:
+        tasks = [asyncio.create_task(apart.generate("tiny", p, tokens=48, stub=stub)) for p in prompts]
+        await asyncio.sleep(0.1)
+        os.kill(apart.pids()[role], signal.SIGKILL)
+        answers = [ids for ids, _ in await asyncio.gather(*tasks)]
+        again = [(await apart.generate("tiny", p, tokens=48, stub=stub))[0] for p in prompts]
+    assert answers == again
+    for _ in range(200):
+        if all(s["state"] == "ready" for s in apart.processes("kvstore")) and not apart.leased():
+            break
+        await asyncio.sleep(0.05)
+    assert apart.leased() == 0
