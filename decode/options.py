@@ -17,7 +17,8 @@ class DecodeOptions:
     `max_seqs` choices run at once, `step_tokens` rows make a step at most. `pace_s`, if any, is how far apart
     steps begin while prompts are being computed on the same processors.
 
-    `drain_s` is how long running requests may go on after a stop.
+    `drain_s` is how long running requests may go on after a stop. `protect_pages` is for
+    tests: a stray write into a committed page ends the process.
     """
 
     threads: int = 1
@@ -29,6 +30,7 @@ class DecodeOptions:
     step_tokens: int = 256
     pace_s: float = 0.0
     drain_s: float = 8.0
+    protect_pages: bool = False
 
     def __post_init__(self) -> None:
         if self.step_tokens < self.max_seqs + self.page_tokens:
@@ -47,7 +49,7 @@ def decode_options(options: Mapping[str, Any]) -> DecodeOptions:
         kind = type(values[name])
         if kind is float and type(value) is int:
             value = float(value)
-        if type(value) is not kind or not value or (kind is not str and value < 0):
+        if type(value) is not kind or (not value and kind is not bool) or (kind is not str and value < 0):
             raise ConfigError(f"options.{name}: expected a {kind.__name__} above 0, found {value!r}")
         values[name] = value
     try:

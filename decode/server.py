@@ -55,6 +55,7 @@ async def serve(runtime: ServiceRuntime) -> None:
         fingerprint=fingerprint,
         layout=layout_of(info.layout),
         on_lost=lost,
+        protect=options.protect_pages,
     )
     executor.bind(kv.arena, kv.pages, kv.page_bytes)
     limits = Limits(

@@ -15,6 +15,7 @@ class PrefillOptions:
     """`threads` compute, held to `cpus` (`any`, or such as `0,1`).
 
     `max_runs` may be queued; `drain_s` is how long they may go on after a stop.
+    `protect_pages` is for tests: a stray write into a committed page ends the process.
     """
 
     threads: int = 1
@@ -24,6 +25,7 @@ class PrefillOptions:
     page_tokens: int = 16
     max_runs: int = 256
     drain_s: float = 8.0
+    protect_pages: bool = False
 
 
 def prefill_options(options: Mapping[str, Any]) -> PrefillOptions:
@@ -35,7 +37,7 @@ def prefill_options(options: Mapping[str, Any]) -> PrefillOptions:
         kind = type(values[name])
         if kind is float and type(value) is int:
             value = float(value)
-        if type(value) is not kind or not value or (kind is not str and value < 0):
+        if type(value) is not kind or (not value and kind is not bool) or (kind is not str and value < 0):
             raise ConfigError(f"options.{name}: expected a {kind.__name__} above 0, found {value!r}")
         values[name] = value
     try:

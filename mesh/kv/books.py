@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mesh.kv.page import CommitItem, Held, Page
+from mesh.kv.protection import Owned, Protection
 
 
 class Books:
@@ -18,12 +19,16 @@ class Books:
 
     def __init__(self) -> None:
         self._idle: list[Page] = []
-        self._owned: dict[int, Page] = {}
+        self._owned = Owned()
         self._drawn: dict[str, dict[int, Page]] = {}
         self._leases: dict[str, dict[int, tuple[Page, bytes]]] = {}
         # Page → the lease ("" once released) and block of a commit whose outcome is unknown.
         self._doubtful: dict[int, tuple[str, bytes]] = {}
         self._parked: dict[int, Page] = {}
+
+    def protect(self, protection: Protection) -> None:
+        """From now on pages can be written while they are owned, and only then."""
+        self._owned.came, self._owned.went = protection.allow, protection.forbid
 
     @property
     def idle(self) -> int:
@@ -91,7 +96,7 @@ class Books:
             drawn.pop(item.page.index, None)
             self._doubtful.pop(item.page.index, None)
             if winner == item.page:
-                self._owned.pop(winner.index, None)
+                self._owned.discard(winner.index)
             elif (parked := self._parked.pop(item.page.index, None)) is not None:
                 self._idle.append(parked)
             self.hold(lease_id, winner, item.block_id)
@@ -117,7 +122,7 @@ class Books:
             if doubted == lease_id:
                 self._doubtful[index] = ("", block_id)
         for index in self._drawn.pop(lease_id, {}):
-            self._owned.pop(index, None)
+            self._owned.discard(index)
             self._doubtful.pop(index, None)
             self._parked.pop(index, None)
 

@@ -67,16 +67,20 @@ class KvClient:
         fingerprint: bytes,
         layout: Layout,
         on_lost: OnLost | None = None,
+        protect: bool = False,
     ) -> KvClient:
         """Waits for the store, maps its arena and takes the owner lock.
 
         `worker` is the name in the channel's identity. `on_lost(lease_id, error)` is
         called when a lease could not be taken up again after the store restarted: its
-        pages must not be used for an answer. Raises MeshError where the store refuses.
+        pages must not be used for an answer. `protect` is for tests: what may not be
+        written is mapped read-only. Raises MeshError where the store refuses.
         """
         session = StoreSession(channel, worker=worker, model=model, fingerprint=fingerprint, layout=layout)
         client = cls(session, on_lost=on_lost)
         await session.start()
+        if protect:
+            session.books.protect(session.mapping.protection())
         client._grants.policy = GrantPolicy.for_arena(client.pages)
         return client
 

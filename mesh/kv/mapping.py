@@ -8,6 +8,7 @@ import os
 
 from mesh.errors import Unavailable
 from mesh.kv.header_file import Header, headers_bytes, read_header
+from mesh.kv.protection import Protection
 
 
 class ArenaMapping:
@@ -39,6 +40,10 @@ class ArenaMapping:
         except OSError:
             return False
         return (status.st_dev, status.st_ino) == self._identity
+
+    def protection(self) -> Protection:
+        """Makes the arena read-only here, but for what is allowed from now on."""
+        return Protection(self._map, self.page_bytes)
 
     def header(self, index: int) -> Header:
         """What the store says of a page."""
