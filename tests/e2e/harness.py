@@ -52,6 +52,8 @@ class Mesh:
     port: int
     args: list[str] = field(default_factory=list)
     scheme: str = "http"
+    # What every command runs under, such as `ip netns exec NAME`.
+    prefix: list[str] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -63,7 +65,7 @@ class Mesh:
 
     def cli(self, *args: str, timeout_s: float = LIVENESS_S, check: bool = True) -> str:
         done = subprocess.run(
-            [*python(), *args, "--state", str(self.state)],
+            [*self.prefix, *python(), *args, "--state", str(self.state)],
             env=environment(),
             cwd=ROOT,
             capture_output=True,
@@ -163,8 +165,8 @@ class Mesh:
 
 
 @contextlib.contextmanager
-def running(state: Path, args: Sequence[str], *, scheme: str = "http") -> Any:
-    mesh = Mesh(state=state, port=free_port(), args=list(args), scheme=scheme)
+def running(state: Path, args: Sequence[str], *, scheme: str = "http", prefix: Sequence[str] = ()) -> Any:
+    mesh = Mesh(state=state, port=free_port(), args=list(args), scheme=scheme, prefix=list(prefix))
     try:
         mesh.up()
         yield mesh
