@@ -169,7 +169,11 @@ class DecodeLoop:
 
     async def _pause(self) -> None:
         since_s = asyncio.get_running_loop().time() - self._step_began_s
-        pause_s = self._pacing.pause_s(since_s, self.scheduler.in_phase(Phase.HANDING_OVER))
+        pause_s = self._pacing.pause_s(
+            since_s,
+            waiting=self.scheduler.in_phase(Phase.HANDING_OVER),
+            generating=self.scheduler.in_phase(Phase.RUNNING),
+        )
         if pause_s and not self._stopping:
             await asyncio.sleep(pause_s)
 
