@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +136,8 @@ def server(setting: Setting) -> list[Job]:
         def run() -> Figures:
             url, key = one.started()
             words = ["serve", "--json", "--url", url, "--model", "smollm2", "--key", key]
+            # Never the prompts of a round before: servers remember them.
+            words += ["--seed", str(time.time_ns())]
             words += ["-c", str(setting.concurrency), "-n", str(setting.requests)]
             row = _bench(words)
             if row["requests_failed"]:
