@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST = 3.0
+MOST = 2.5
 
 
 @dataclass(frozen=True, slots=True)
