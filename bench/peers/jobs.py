@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.command import BenchError
-from bench.peers.servers import LlamaServer, Mesh, Running, Server, VllmServer
+from bench.peers.servers import DTYPES, LlamaServer, Mesh, Running, Server, VllmServer
 from bench.peers.systems import LLAMA_HOW, VLLM_HOW, LlamaCpp, Vllm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,9 +114,8 @@ def steps(setting: Setting) -> list[Job]:
         assert setting.vllm is not None
         setting.vllm.prepare(setting.model)
         script = Path(__file__).with_name("torch_steps.py")
-        row = json.loads(
-            _output([setting.vllm.python, str(script), str(setting.vllm.model), "1"]).splitlines()[-1]
-        )
+        command = [setting.vllm.python, str(script), str(setting.vllm.model), "1", *DTYPES]
+        row = json.loads(_output(command).splitlines()[-1])
         return {prefix + key: float(value) for key, value in row.items()}
 
     return [Job("kvmesh", ours), *([] if setting.vllm is None else [Job("transformers", theirs)])]

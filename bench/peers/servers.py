@@ -18,7 +18,19 @@ from bench.command import BenchError
 from bench.peers.systems import LlamaCpp, Vllm
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 600.0
+START_S = 900.0
+
+
+def _dtypes() -> tuple[str, ...]:
+    """Of the peers that use torch, the fastest first: without AVX-512 torch multiplies bfloat16 many times
+    slower than float32, too slow to be waited for."""
+    with contextlib.suppress(OSError):
+        if "avx512f" in Path("/proc/cpuinfo").read_text():
+            return ("bfloat16", "float32")
+    return ("float32",)
+
+
+DTYPES = _dtypes()
 
 
 class Server(Protocol):
@@ -124,7 +136,7 @@ class VllmServer(_Peer):
     def _command(self, port: int) -> list[str]:
         self._vllm.prepare(self._gguf)
         program = str(self._vllm.environment / "bin" / "vllm")
-        words = ["--dtype", _fastest_dtype(), "--host", "127.0.0.1", "--port", str(port)]
+        words = ["--dtype", DTYPES[0], "--host", "127.0.0.1", "--port", str(port)]
         return [program, "serve", str(self._vllm.model), "--served-model-name", "smollm2", *words]
 
     def _environment(self) -> Mapping[str, str]:
@@ -194,14 +206,6 @@ class Mesh:
         if done.returncode not in (0, 1) or (done.returncode and words[0] == "up"):
             raise BenchError(f"kvmesh {words[0]} failed: {done.stderr.strip()[-400:]}")
         return done.stdout
-
-
-def _fastest_dtype() -> str:
-    """Of vLLM: without AVX-512 it multiplies bfloat16 many times slower than float32."""
-    with contextlib.suppress(OSError):
-        if "avx512f" in Path("/proc/cpuinfo").read_text():
-            return "bfloat16"
-    return "float32"
 
 
 def _share_priority(process: int) -> None:

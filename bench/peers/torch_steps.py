@@ -1,6 +1,6 @@
-"""Runs in the peers' environment: transformers on the same jobs, in each dtype, one JSON object.
+"""Runs in the peers' environment: transformers on the same jobs, in each of these dtypes, one JSON object.
 
-`python torch_steps.py DIRECTORY THREADS`
+`python torch_steps.py DIRECTORY THREADS DTYPE...`: the figures are those of the fastest dtype, job by job.
 """
 
 import json
@@ -11,20 +11,19 @@ from typing import Any
 PROMPT, STEPS, BATCH = 512, 64, 16
 
 
-def main(directory: str, threads: int) -> None:
+def main(directory: str, threads: int, dtypes: list[str]) -> None:
     import torch  # type: ignore[import-not-found,unused-ignore]
     import transformers  # type: ignore[import-not-found,unused-ignore]
 
     torch.set_num_threads(threads)
     kind: Any = transformers
     found: dict[str, dict[str, float]] = {}
-    for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
-        model = kind.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+    for name in dtypes:
+        model = kind.AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, name)).eval()
         with torch.inference_mode():
             found[name] = measured(torch, model)
-    # Its fastest dtype, job by job.
     best: dict[str, float] = {}
-    for key in found["f32"]:
+    for key in found[dtypes[0]]:
         values = [row[key] for row in found.values()]
         best[key] = min(values) if key.endswith("_ms") else max(values)
     print(json.dumps(best))
@@ -54,4 +53,4 @@ def measured(torch: Any, model: Any) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
