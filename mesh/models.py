@@ -7,7 +7,7 @@
 | `hf:OWNER/REPO`   | a Hugging Face repository, or a local directory of the same layout       |
 | `tiny:…`, `script:` | built in; passed on as they are                                        |
 
-It does not open the file: what is in it is the engine's business.
+It does not open weights: what is in them is the engine's business. A directory says whether it is an encoder.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -263,3 +264,13 @@ def _weights_in(path: Path) -> Path:
     if not any(path.glob("*.safetensors")):
         raise ModelSourceError(f"{path} has neither a .gguf nor a .safetensors file")
     return path
+
+
+def is_encoder(path: str) -> bool:
+    """Whether what was found makes vectors and no text: a directory whose `config.json` says BERT."""
+    config = Path(path) / "config.json"
+    try:
+        document = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(document, dict) and document.get("model_type") == "bert"

@@ -23,6 +23,7 @@ from router.core.exchange import CANCELLED, Exchange
 from router.core.grammars import StructuredOutput
 from router.core.request import Ask, Delta, Sampling, Scored, Stopping, Token, Usage
 from router.core.texts import text_of
+from router.openai.embeddings import check_dimensions, encoded, shortened
 from text.grammar.forms import of_choice, of_grammar, of_regex, of_schema_text
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -94,6 +95,33 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             admitted = await self._core.admit(exchange, request.model)
             text = text_of(admitted.model, request.token_ids, "token_ids")
             return inference_pb2.DetokenizeResponse(text=text)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            _settle(exchange, failure, "ok")
+
+    async def Embed(
+        self, request: inference_pb2.EmbedRequest, context: Context
+    ) -> inference_pb2.EmbedResponse:
+        exchange, identity = self._open("Embed", context)
+        failure: BaseException | None = None
+        try:
+            self._core.identify(exchange, identity)
+            admitted = await self._core.admit(exchange, request.model)
+            if bool(request.texts) is bool(request.token_runs):
+                raise InvalidRequest("Either 'texts' or 'token_runs' is needed.", param="texts")
+            dimensions = request.dimensions if request.HasField("dimensions") else None
+            check_dimensions(admitted, dimensions)
+            inputs: list[str | list[int]] = [*request.texts, *(list(run.ids) for run in request.token_runs)]
+            prompts = await encoded(self._core, admitted, inputs)
+            vectors = await self._core.embed(admitted, prompts, param="texts")
+            return inference_pb2.EmbedResponse(
+                embeddings=[
+                    inference_pb2.Embedding(values=shortened(vector, dimensions)) for vector in vectors
+                ],
+                usage=_usage(exchange.usage),
+            )
         except BaseException as error:
             failure = error
             raise

@@ -35,6 +35,7 @@ from router.core.policy_watch import PolicyHolder
 from router.core.quota import Unlimited
 from router.core.texts import TextModels
 from router.core.usage import UsageOutbox
+from router.encoders import Encoders
 from router.fleet import Fleet
 from router.grpc_face import SERVICE, InferenceServicer
 from router.kept import KeptResponses
@@ -75,6 +76,7 @@ class Router:
             suspect=self._suspect,
             faults=runtime.faults,
         )
+        self.encoders = Encoders(self._dial, self._mint)
         self.core = Core(
             verifier=runtime.verifier,
             policy=self.policy,
@@ -89,6 +91,7 @@ class Router:
             ),
             quota=Unlimited(),
             books=Books(runtime.tracer, metrics, self.outbox.add),
+            encoders=self.encoders,
             kept=self._kept_responses(),
         )
         self.spans = EnvoySpans(
@@ -131,6 +134,7 @@ class Router:
         for task in tuple(self._tasks):
             task.cancel()
         await self.fleet.close()
+        await self.encoders.close()
         await self.texts.close()
         self.core.grammars.close()
         await self.outbox.close()
@@ -201,6 +205,7 @@ class Router:
 
     def _members_changed(self, members: dict[str, Member]) -> None:
         self.fleet.on_members(members)
+        self.encoders.on_members(members)
 
     def _load_changed(self, worker: str, load: Load) -> None:
         self.fleet.on_load(worker, LoadReport(load.running, load.waiting, load.free_pages))

@@ -22,10 +22,11 @@ MAY_IMPORT = {
     "kvstore": {"kvmesh", "mesh"},
     "iam_authz": {"kvmesh", "mesh"},
     "response_store": {"kvmesh", "mesh"},
+    "encode": {"kvmesh", "mesh"},
     "bench": {"kvmesh", "mesh", "engine", "kernels", "text", "kvstore"},
 }
 OURS = {*MAY_IMPORT, "kvmesh"}
-WITHOUT_TORCH = ("text", "deploy", "mesh", "router", "kvstore", "iam_authz", "response_store")
+WITHOUT_TORCH = ("text", "deploy", "mesh", "router", "kvstore", "iam_authz", "response_store", "encode")
 
 
 def imported(path: Path) -> set[str]:
@@ -54,7 +55,7 @@ def test_services_that_hold_no_weights_never_name_torch(package: str) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("service", ["router", "kvstore", "iam_authz", "response_store"])
+@pytest.mark.parametrize("service", ["router", "kvstore", "iam_authz", "response_store", "encode"])
 def test_starting_a_service_loads_no_torch(service: str) -> None:
     code = f"import sys, {service}.server; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=_env(), check=False)

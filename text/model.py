@@ -1,10 +1,11 @@
 """The text side of a model: tokenizer, chat template, end tokens, limits; from a file or a scheme.
 
-Reads only the metadata of a GGUF file; the weights are the engine's.
+Reads only the metadata of a GGUF file, or the small files of a directory; the weights are the engine's.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from text.sentencepiece import sentencepiece_tokenizer
 from text.tokenizer import Tokenizer
 from text.tool_parsers import GENERIC, format_of
 from text.vocabulary import Vocabulary
+from text.wordpiece import JsonTokenizer
 
 _TEMPLATE_KEY = "tokenizer.chat_template"
 
@@ -41,13 +43,14 @@ class TextModel:
     end_ids: frozenset[int]
     context_length: int  # tokens, prompt and answer together
     vocab_size: int
+    dimensions: int | None = None  # of its vectors; None: the model generates, and makes no vectors
     infill: Infill | None = None  # None: the model cannot fill in the middle
     tool_format: str = GENERIC  # a name of `text.tool_parsers.FORMATS`
     reasoning: str | None = None  # a name of `text.reasoning.MARKS`; None: it does not think aloud
 
 
 def load_text_model(source: str) -> TextModel:
-    """`source` is the path of a GGUF file, `tiny:…` or `script:…`.
+    """`source` is the path of a GGUF file or of an encoder's directory, `tiny:…` or `script:…`.
 
     Raises `text.errors.TextError` (`GgufError`, `VocabularyError`, `TemplateError`) naming file and reason.
     """
@@ -61,6 +64,8 @@ def load_text_model(source: str) -> TextModel:
             context_length=SCRIPT_CONTEXT_LENGTH if scheme == "script" else _tiny_context(options),
             vocab_size=ByteTokenizer.vocab_size,
         )
+    if Path(source).is_dir():
+        return _encoder(Path(source))
     with GgufFile.open(source) as file:
         metadata = file.metadata
     try:
@@ -79,6 +84,28 @@ def load_text_model(source: str) -> TextModel:
         infill=infill_of(vocabulary),
         tool_format=format_of(_template_source(metadata, tools=True)),
         reasoning=reasoning_of(_template_source(metadata)),
+    )
+
+
+def _encoder(directory: Path) -> TextModel:
+    """The text side of an encoder in a directory: `config.json`, `tokenizer.json`, maybe its longest text."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        context, dimensions = int(config["max_position_embeddings"]), int(config["hidden_size"])
+        longest = directory / "sentence_bert_config.json"
+        if longest.exists():
+            context = min(context, int(json.loads(longest.read_text(encoding="utf-8"))["max_seq_length"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise VocabularyError(f"{directory}: {error!r}") from error
+    tokenizer = JsonTokenizer(directory / "tokenizer.json")
+    return TextModel(
+        name=directory.name,
+        tokenizer=tokenizer,
+        chat_template=None,
+        end_ids=frozenset(),
+        context_length=context,
+        vocab_size=tokenizer.vocab_size,
+        dimensions=dimensions,
     )
 
 

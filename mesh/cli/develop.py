@@ -25,6 +25,7 @@ _PACKAGES = (
     "kvstore",
     "iam_authz",
     "response_store",
+    "encode",
     "deploy",
 )
 _CHECKED = (*_PACKAGES, "tests", "bench")

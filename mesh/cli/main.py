@@ -102,7 +102,7 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     up.add_argument("--port", type=int, help="the edge's port (default 8080)")
     up.add_argument("--host", help="the edge's address (default 127.0.0.1; others need --tls)")
-    for role in ("router", "prefill", "decode"):
+    for role in ("router", "prefill", "decode", "encode"):
         per = "" if role == "router" else " per model"
         up.add_argument(
             f"--{role}", type=int, metavar="N", help=f"how many {role} processes{per} (default 1)"

@@ -26,6 +26,7 @@ _FLAGS = (
     "router",
     "prefill",
     "decode",
+    "encode",
     "listen",
     "tls",
     "cert",

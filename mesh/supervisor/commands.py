@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mesh.supervisor.process import Process
 
 # Restarted in this order by `restart all`: what others depend on first.
-_RESTART_ORDER = ("nats", "iam", "kvstore", "responses", "decode", "prefill", "router", "envoy")
+_RESTART_ORDER = ("nats", "iam", "kvstore", "responses", "decode", "prefill", "encode", "router", "envoy")
 DRAINABLE = ("router", "prefill", "decode", "iam")
 _MODEL_READY_S = 300.0
 

@@ -34,7 +34,13 @@ START_TRIES = 3
 # A configuration that a service refuses does not get better.
 REFUSED_CONFIGURATION = "status 2"
 _EDGE_LOOK_S = 0.1
-_STOP_ORDER = (("envoy",), ("router",), ("prefill", "decode"), ("kvstore", "iam", "responses"), ("nats",))
+_STOP_ORDER = (
+    ("envoy",),
+    ("router",),
+    ("prefill", "decode", "encode"),
+    ("kvstore", "iam", "responses"),
+    ("nats",),
+)
 
 
 class StartFailed(Exception):

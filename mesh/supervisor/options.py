@@ -19,9 +19,9 @@ from typing import Any
 from mesh.supervisor.state import DEFAULT_STATE
 
 DEFAULT_MODELS: Mapping[str, str] = {"smollm2": "pkg:smollm2"}
-ROLES = ("nats", "iam", "kvstore", "responses", "prefill", "decode", "router", "envoy")
+ROLES = ("nats", "iam", "kvstore", "responses", "prefill", "decode", "encode", "router", "envoy")
 WORKERS = ("prefill", "decode")
-COUNTED = ("iam", "router", "prefill", "decode")
+COUNTED = ("iam", "router", "prefill", "decode", "encode")
 # The processes that are not ours cannot refuse an option themselves.
 _FOREIGN_OPTIONS: Mapping[str, Sequence[str]] = {
     "nats": (),
@@ -55,6 +55,7 @@ class MeshOptions:
     router: int = 1
     prefill: int = 1
     decode: int = 1
+    encode: int = 1
     models: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULT_MODELS))
     kv_bytes: int | None = None
     page_pool: int | None = None
@@ -215,6 +216,7 @@ _FILE_FIELDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
     "router": ("router", int),
     "prefill": ("prefill", int),
     "decode": ("decode", int),
+    "encode": ("encode", int),
     "kv_memory": ("kv_bytes", (str, int)),
     "page_pool": ("page_pool", int),
     "threads": ("threads", int),

@@ -11,7 +11,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from deploy import nats as news
 from mesh.ca import CertificateAuthority
 from mesh.config import MetricsConfig, ModelConfig, NatsConfig, ServiceConfig, write_config
 from mesh.identity import ServiceIdentity, service_audience
+from mesh.models import is_encoder
 from mesh.nats_permissions import permissions
 from mesh.processors import Places, allowed
 from mesh.supervisor.options import WORKERS, MeshOptions, process_slug
@@ -163,6 +164,8 @@ class Plan:
         return self._service("responses", "responses-0", {})
 
     def workers(self, model: ModelPlan) -> list[ProcessSpec]:
+        if is_encoder(model.path):
+            return self._encoders(model)
         chosen = {
             "threads": self.options.threads,
             "executor": self.options.executor,
@@ -196,6 +199,17 @@ class Plan:
             return chosen
         # The kernel weighs workers by their niceness, and the cpu executor's idle threads cost nothing.
         return 1 if self.options.executor == "reference" else min(len(allowed()), MOST_THREADS)
+
+    def _encoders(self, model: ModelPlan) -> list[ProcessSpec]:
+        threads = self.options.threads or 1
+        slug = process_slug(model.name)
+        specs = [
+            self._service("encode", f"encode-{slug}-{n}", {"threads": threads}, model)
+            for n in range(self.options.encode)
+        ]
+        # The library of the matrix products reads it when it is loaded.
+        env = {"OPENBLAS_NUM_THREADS": str(threads)}
+        return [replace(spec, env={**spec.env, **env}) for spec in specs]
 
     def routers(self) -> list[ProcessSpec]:
         chosen = {"tool_parser": self.options.tool_parser, "reasoning_parser": self.options.reasoning_parser}

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from opentelemetry import trace
 
-from mesh.errors import InternalError, MeshError
+from mesh.errors import InternalError, InvalidRequest, MeshError
 from router.core import phases as phase
 from router.core.choice import Choice
 from router.core.exchange import CANCELLED, Books, Exchange
@@ -22,13 +23,14 @@ from router.core.floor import Floor, Origin
 from router.core.generation import Generation, first_error
 from router.core.grammars import CallOutput, ModelGrammars, StructuredOutput
 from router.core.identity import Verifier, verify_caller
-from router.core.limits import checked
+from router.core.limits import check_sequences, checked
 from router.core.outbox import Outbox
 from router.core.policy import CatalogueModel, Organisation, decide, visible
 from router.core.policy_watch import PolicyHolder
 from router.core.quota import Quota, QuotaSlice
 from router.core.request import NOTHING, Ask, Caller, ChatPrompt, Conversation, Delta, Usage
 from router.core.texts import ServedModel, TextModels
+from router.encoders import Encoders
 from router.kept import KeptResponses
 
 
@@ -53,6 +55,7 @@ class Core:
         floor: Floor,
         quota: Quota,
         books: Books,
+        encoders: Encoders,
         kept: KeptResponses | None = None,
     ) -> None:
         self.books = books
@@ -60,6 +63,7 @@ class Core:
         self.texts = texts
         self.floor = floor
         self.grammars = ModelGrammars()
+        self.encoders = encoders
         self.kept = kept
         self._verifier = verifier
         self._quota = quota
@@ -108,9 +112,34 @@ class Core:
         """What the answer to a prompt has to obey, "" for nothing; raises InvalidRequest."""
         return await self.grammars.make(admitted.model, prompt.form if prompt else None, text, calls)
 
+    async def embed(
+        self, admitted: Admitted, prompts: Sequence[Sequence[int]], *, param: str = "input"
+    ) -> list[array[float]]:
+        """One vector for each prompt, and the account of it. Raises InvalidRequest, Unavailable, ..."""
+        model = admitted.model
+        if model.text.dimensions is None:
+            raise InvalidRequest("This model makes no embeddings.", code="unsupported_model", param="model")
+        check_sequences(prompts, known_ids=model.known_ids, most=model.text.context_length, param=param)
+        exchange = admitted.exchange
+        tokens = sum(map(len, prompts))
+        exchange.usage.prompt_tokens = tokens
+        slice_ = await self._quota.lease(admitted.organisation.id, model.name, tokens)
+        try:
+            return await self.encoders.embed(
+                model.name, prompts, organisation=admitted.organisation.id, request_id=exchange.request_id
+            )
+        finally:
+            self._quota.settle(slice_, exchange.request_id, tokens)
+
     async def start(self, admitted: Admitted, ask: Ask, *, names: Mapping[str, str] = NOTHING) -> Answer:
         """Checks every bound, leases quota and begins. `names`: the face's words for fields."""
         model = admitted.model
+        if model.text.dimensions is not None:
+            raise InvalidRequest(
+                "This model makes embeddings and no text. Use the embeddings endpoint.",
+                code="unsupported_model",
+                param="model",
+            )
         ask = checked(ask, vocab_size=model.known_ids, context_length=model.text.context_length, names=names)
         if ask.grammar:
             await self.grammars.check(model, ask.grammar, names.get("grammar", "grammar"))

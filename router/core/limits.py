@@ -42,6 +42,8 @@ STOP_MAX = 4
 STOP_LENGTH_MAX = 1024
 STOP_IDS_MAX = 64
 METADATA_MAX = 16
+SEQUENCES_MAX = 2048
+SEQUENCES_TOKENS_MAX = 300_000
 METADATA_KEY_MAX = 64
 METADATA_VALUE_MAX = 512
 
@@ -133,6 +135,29 @@ def _prompts(
     if longest >= context_length:
         raise check_context(longest, None, context_length, check.refuse("prompt", "").param)
     return longest
+
+
+def check_sequences(sequences: Sequence[Sequence[int]], *, known_ids: int, most: int, param: str) -> None:
+    """The bounds of what is to be encoded: 1 to 2,048 sequences, each 1 to `most` tokens, 300,000 in all."""
+    check_count(param, len(sequences), SEQUENCES_MAX)
+    for place, ids in enumerate(sequences):
+        where = param if len(sequences) == 1 else f"{param}[{place}]"
+        if not ids:
+            raise InvalidRequest(f"Invalid '{where}': it is empty.", code="invalid_value", param=where)
+        if len(ids) > most:
+            raise check_context(len(ids), None, most, where)
+        if min(ids) < 0 or max(ids) >= known_ids:
+            raise InvalidRequest(
+                f"Invalid '{where}': a token id is outside the vocabulary of {known_ids}.",
+                code="invalid_value",
+                param=where,
+            )
+    if sum(map(len, sequences)) > SEQUENCES_TOKENS_MAX:
+        raise InvalidRequest(
+            f"Invalid '{param}': more than {SEQUENCES_TOKENS_MAX} tokens in one request.",
+            code="max_tokens_per_request",
+            param=param,
+        )
 
 
 def check_count(param: str, count: int, most: int) -> None:

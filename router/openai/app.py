@@ -24,6 +24,7 @@ from router.openai.anthropic.request import MessagesRequest
 from router.openai.catalogue import list_models, retrieve_model
 from router.openai.chat import ChatRequest
 from router.openai.completions import CompletionRequest
+from router.openai.embeddings import embed
 from router.openai.envoy_spans import EnvoySpans
 from router.openai.generate import Generate
 from router.openai.guard import EDGE_ONLY, Guard, arrival_of
@@ -60,6 +61,7 @@ def _routes(core: Core, spans: EnvoySpans, readiness: Readiness) -> list[Route]:
         Route("/v1/completions", completion_endpoint, methods=["POST"]),
         Route("/v1/models", Unary(core, "GET /v1/models", list_models), methods=["GET"]),
         Route("/v1/models/{model:path}", Unary(core, "GET /v1/models", retrieve_model), methods=["GET"]),
+        Route("/v1/embeddings", Unary(core, "POST /v1/embeddings", embed), methods=["POST"]),
         Route("/v1/responses", responses_endpoint, methods=["POST"]),
         *_by_id(core),
         Route("/v1/messages", messages_endpoint, methods=["POST"]),

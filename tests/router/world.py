@@ -15,8 +15,18 @@ from typing import Any
 
 import grpc.aio
 import httpx
-from kvmesh.v1 import decode_pb2_grpc, iam_pb2, iam_pb2_grpc, prefill_pb2_grpc, responses_pb2_grpc
+from kvmesh.v1 import (
+    decode_pb2_grpc,
+    encode_pb2_grpc,
+    iam_pb2,
+    iam_pb2_grpc,
+    prefill_pb2_grpc,
+    responses_pb2_grpc,
+)
 
+from encode.batches import Batches
+from encode.bert import Bert
+from encode.service import EncodeService
 from mesh.ca import CertificateAuthority
 from mesh.config import MetricsConfig, ServiceConfig
 from mesh.identity import ServiceIdentity, TokenVerifier, service_audience
@@ -113,7 +123,7 @@ class World:
         return await self.post("/v1/completions", {"model": "tiny", "prompt": prompt, **extra})
 
     def tell_members(self) -> None:
-        self.router.fleet.on_members(dict(self.members))
+        self.router._members_changed(dict(self.members))
 
     async def ready(self) -> None:
         """Every announced decode worker is connected, and the policy is here."""
@@ -156,9 +166,11 @@ async def world(
     prefill: int = 1,
     source: str = "script:",
     kept: ShelfOptions | None = None,
+    encode: Path | None = None,
     **options: Any,
 ) -> AsyncIterator[World]:
-    """A router with its workers, ready. `source`: where it reads the text side of its models. `kept`: with a service that keeps responses."""
+    """A router with its workers, ready. `source`: where it reads the text side of its models. `kept`: with a service that keeps responses.
+    `encode`: with an encode worker on the model of this directory."""
     path = Path(tempfile.mkdtemp(prefix="kvmesh-router-", dir="/tmp"))
     ca = CertificateAuthority.open_or_create(path / "ca")
     async with AsyncExitStack() as stack:
@@ -216,6 +228,18 @@ async def world(
             members[name] = member(name, "prefill", server.address)
             prefillers.append(worker)
             servers[name] = server
+        if encode is not None:
+            model = Bert(encode)
+            batches = Batches(model.embed, step_tokens=256, waiting_tokens=1 << 20)
+            encoding = asyncio.create_task(batches.run())
+            stack.callback(batches.close)
+            stack.callback(encoding.cancel)
+            encoder = EncodeService(batches, model, verifier, "tiny")
+            name = "encode-tiny-0"
+            servers[name] = await serve(
+                "encode", name, "Encode", encode_pb2_grpc.add_EncodeServicer_to_server, encoder
+            )
+            members[name] = member(name, "encode", servers[name].address)
         if kept is not None:
             shelf = await Shelf.open(path / "responses" / "responses.sqlite", kept)
             stack.push_async_callback(shelf.close)

@@ -49,6 +49,11 @@ class InferenceStub:
                 request_serializer=kvmesh_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/kvmesh.v1.Inference/Embed',
+                request_serializer=kvmesh_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/kvmesh.v1.Inference/ListModels',
                 request_serializer=kvmesh_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
@@ -78,6 +83,13 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """One vector for each text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """The models that the caller may use.
         """
@@ -102,6 +114,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=kvmesh_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
                     response_serializer=kvmesh_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=kvmesh_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=kvmesh_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -190,6 +207,33 @@ class Inference:
             '/kvmesh.v1.Inference/Detokenize',
             kvmesh_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
             kvmesh_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.v1.Inference/Embed',
+            kvmesh_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            kvmesh_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,
