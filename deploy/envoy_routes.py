@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OPEN = ("/healthz", "/readyz")
 OPENAI_PREFIX = "/v1/"
 # Paths of the OpenAI face beside the prefix.
-OPENAI_PATHS = ("/tokenize", "/detokenize")
+OPENAI_PATHS = ("/tokenize", "/detokenize", "/openapi.json")
 GRPC_PREFIX = "/kvmesh.v1.Inference/"
 
 _BROWSER_HEADERS = (

@@ -24,6 +24,7 @@ from router.openai.anthropic.request import MessagesRequest
 from router.openai.catalogue import list_models, retrieve_model
 from router.openai.chat import ChatRequest
 from router.openai.completions import CompletionRequest
+from router.openai.document import document
 from router.openai.embeddings import embed
 from router.openai.envoy_spans import EnvoySpans
 from router.openai.generate import Generate
@@ -31,7 +32,7 @@ from router.openai.guard import EDGE_ONLY, Guard, arrival_of
 from router.openai.responses import kept
 from router.openai.responses.request import ID_PREFIX, ResponsesRequest
 from router.openai.tokens import detokenize, tokenize
-from router.openai.unary import Unary, Work
+from router.openai.unary import Call, Unary, Work
 
 # What /readyz says; ready if "ready" is true.
 Readiness = Callable[[], dict[str, Any]]
@@ -66,12 +67,18 @@ def _routes(core: Core, spans: EnvoySpans, readiness: Readiness) -> list[Route]:
         *_by_id(core),
         Route("/v1/messages", messages_endpoint, methods=["POST"]),
         Route("/v1/messages/count_tokens", counting, methods=["POST"]),
+        Route("/openapi.json", Unary(core, "GET /openapi.json", _document), methods=["GET"]),
         Route("/tokenize", Unary(core, "POST /tokenize", tokenize), methods=["POST"]),
         Route("/detokenize", Unary(core, "POST /detokenize", detokenize), methods=["POST"]),
         Route(spans_path, spans, methods=["POST"]),
         Route("/healthz", Health(lambda: {"ready": True}), methods=["GET"]),
         Route("/readyz", Health(readiness), methods=["GET"]),
     ]
+
+
+async def _document(call: Call) -> dict[str, Any]:
+    """What is served."""
+    return document()
 
 
 def _by_id(core: Core) -> list[Route]:

@@ -60,6 +60,7 @@ async def _text(call: Call, admitted: Admitted, fields: Fields) -> list[int]:
             "Invalid type for 'prompt': expected a string.", code="invalid_type", param="prompt"
         )
     special = fields.boolean("add_special_tokens", True)
+    fields.unsupported("add_generation_prompt", (True,))
     fields.end()
     return await call.unless_gone(call.core.encode(admitted, prompt, add_special=special))
 

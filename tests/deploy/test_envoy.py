@@ -56,6 +56,7 @@ CLOSED = (
     "/v1/models",
     "/tokenize",
     "/detokenize",
+    "/openapi.json",
     "/",
     "/internal/otlp/v1/traces",
     "/metrics",
