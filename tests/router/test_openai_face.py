@@ -119,7 +119,9 @@ async def test_each_choice_opens_runs_and_finishes_once(
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_whole_streams_end_in_done_and_broken_ones_in_an_error(mesh: World, path: str) -> None:  # B08
+async def test_whole_streams_end_in_done_and_broken_ones_in_an_error(
+    mesh: World, path: str
+) -> None:  # B08 B10
     body = {**chat_body("hello"), "stream": True}
     if path == "/v1/completions":
         body = {"model": "tiny", "prompt": "hello", "stream": True}
