@@ -59,7 +59,7 @@ def _routers_grpc(edge: EdgeConfig) -> dict[str, Any]:
 
 
 def _iam(edge: EdgeConfig) -> dict[str, Any]:
-    return {**_static(IAM, list(edge.iam)), **_http2(), **_mutual_tls(edge, "iam")}
+    return {**_static(IAM, list(edge.iam)), **_http2(), **_mutual_tls(edge, "iam"), **_unbounded()}
 
 
 def _iam_internal() -> dict[str, Any]:
@@ -73,6 +73,7 @@ def _iam_internal() -> dict[str, Any]:
             "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}],
         },
         **_http2(),
+        **_unbounded(),
     }
 
 
@@ -101,17 +102,25 @@ def _http2() -> dict[str, Any]:
 def _routers_common(routers: int) -> dict[str, Any]:
     return {
         "lb_policy": "LEAST_REQUEST" if routers > 1 else "ROUND_ROBIN",
-        # Admission is the routers' business: the edge must not refuse first.
+        **_unbounded(),
+    }
+
+
+def _unbounded() -> dict[str, Any]:
+    """Admission is the routers' business: the edge must not refuse first. Nor may it refuse to
+    repeat: by default three requests may do that at a time, and the others fail."""
+    bound = 65536
+    return {
         "circuit_breakers": {
             "thresholds": [
                 {
-                    "max_connections": 65536,
-                    "max_pending_requests": 65536,
-                    "max_requests": 65536,
-                    "max_retries": 64,
+                    "max_connections": bound,
+                    "max_pending_requests": bound,
+                    "max_requests": bound,
+                    "max_retries": bound,
                 }
             ]
-        },
+        }
     }
 
 

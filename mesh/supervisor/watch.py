@@ -22,7 +22,7 @@ from mesh.supervisor.process import Process, State, cpu_ticks, is_stopped
 HEARTBEAT_LIMIT_S = 12.0
 ASK_EVERY_S = 10.0
 # A stopped process may be continued by whoever stopped it.
-STOPPED_GRACE_S = 1.5
+STOPPED_GRACE_S = 0.5
 # One that computes but does not answer.
 SLOW_LIMIT_S = 20.0
 

@@ -359,3 +359,42 @@ async def test_closing_at_any_moment_of_connecting_ends(nats: Any) -> None:
             await asyncio.sleep(0)
         await asyncio.wait_for(news.close(), 10)
         assert not news.connected
+
+
+async def test_a_slow_listener_holds_up_nobody_else_and_loses_nothing(
+    nats: Any, opened: Open
+) -> None:  # B106
+    nats.users = {"router-0": "router", "decode-tiny-0": "decode", "kvstore-0": "kvstore"}
+    await nats.start()
+    router, decode, store = await opened("router-0"), await opened("decode-tiny-0"), await opened("kvstore-0")
+    await router.wait_connected()
+    go_on = asyncio.Event()
+    slow: list[bytes] = []
+    quick: list[int] = []
+    done = asyncio.Event()
+
+    async def slowly(subject: str, data: bytes) -> None:
+        await go_on.wait()
+        slow.append(data)
+
+    def quickly(worker: str, load: Load) -> None:
+        quick.append(load.queue)
+        if load.queue == 9_999:
+            done.set()
+
+    await router.subscribe("kv.events.>", slowly)
+    await router.subscribe_load(quickly)
+    await decode.wait_connected()
+    await store.wait_connected()
+    for number in range(200):
+        assert await store.publish("kv.events.node0", b"%d" % number)
+    for number in range(10_000):
+        await decode.publish_load("decode-tiny-0", Load(queue=number))
+    await asyncio.wait_for(done.wait(), 30)
+    assert quick == list(range(10_000))
+    assert slow == []
+    go_on.set()
+    async with asyncio.timeout(30):
+        while len(slow) < 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert slow == [b"%d" % number for number in range(200)]
