@@ -40,12 +40,13 @@ def check(report: dict[str, Any]) -> None:
     assert report["well"]
 
 
-def test_deaths_and_hangs_are_not_seen_by_clients(fragile: Mesh) -> None:
+def test_deaths_and_hangs_are_not_seen_by_clients(fragile: Mesh) -> None:  # B65, B66
     cells = [
         "kill:decode:streaming",
         "hang:decode:first_token",
         "kill:prefill:prefilling",
         "kill:kvstore:queued",
+        "hang:iam:queued",
     ]
     args = [word for cell in cells for word in ("--cell", cell)]
     check(chaos(fragile, "--requests", "16", *args, timeout_s=300))
