@@ -2,7 +2,9 @@
 
 A record is appended to the file before it is published; the file is emptied when
 everything in it has been acknowledged. Each process has a file of its own, which it
-holds locked, and takes up those of its dead predecessors at the start. The consumer
+holds locked, and takes up those of its dead predecessors: at the start, when NATS is
+there again, and now and then while records come, because a predecessor may end after
+its successor began. The consumer
 drops duplicates by request id. While NATS is away nothing is tried: its return is the
 signal. It does not know what a record says.
 """
@@ -23,6 +25,8 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
+LOOK_S = 1.0
+CLOSE_S = 2.0
 PENDING_MAX = 200_000
 
 Publish = Callable[[bytes, str], Awaitable[bool]]
@@ -44,6 +48,9 @@ class UsageOutbox:
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._written = 0
+        self._empty_now = asyncio.Event()
+        self._look_after_s = 0.0
+        self._looking: asyncio.Task[None] | None = None
 
     @property
     def pending(self) -> int:
@@ -67,13 +74,42 @@ class UsageOutbox:
         self._written += 1
         asyncio.get_running_loop().run_in_executor(self._disk, _append, self._path, msg_id, record)
         self._news.set()
+        self._look()
 
     async def retry(self) -> None:
         """NATS is there (again): publish what waits."""
         self._news.set()
+        self._look()
+
+    def _look(self) -> None:
+        """For what a predecessor has left since."""
+        now = asyncio.get_running_loop().time()
+        if self._lock >= 0 and self._looking is None and now >= self._look_after_s:
+            self._look_after_s = now + LOOK_S
+            self._looking = asyncio.create_task(self._take_left())
+
+    async def _take_left(self) -> None:
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self._disk, self._left)
+            self._pending.extend(found)
+            self._written += len(found)
+            if found:
+                self._news.set()
+        except (OSError, RuntimeError) as error:
+            log.warning("usage outboxes cannot be looked at", extra={"reason": str(error)})
+        finally:
+            self._looking = None
 
     async def close(self) -> None:
-        """What is not acknowledged stays in the file."""
+        """What is not acknowledged in a moment stays in the file."""
+        if self._pending:
+            self._empty_now.clear()
+            self._news.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._empty_now.wait()
+        if self._looking is not None:
+            await asyncio.wait({self._looking})
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -95,6 +131,8 @@ class UsageOutbox:
                     asyncio.get_running_loop().call_later(RETRY_S, self._news.set)
                     break
                 self._pending.popleft()
+            if not self._pending:
+                self._empty_now.set()
             if not self._pending and self._written:
                 self._written = 0
                 await asyncio.get_running_loop().run_in_executor(self._disk, self._empty)
@@ -106,7 +144,11 @@ class UsageOutbox:
         if own is None:
             raise OSError(f"{self._path} is used by another process")
         self._lock = own
-        records = _read(self._path)
+        return _read(self._path) + self._left()
+
+    def _left(self) -> list[tuple[str, bytes]]:
+        """What dead processes of this router left, moved to our file."""
+        records: list[tuple[str, bytes]] = []
         for path in sorted(self._family.parent.glob(f"{self._family.stem}*{self._family.suffix}")):
             if path == self._path or (
                 path.stem != self._family.stem and not path.stem[len(self._family.stem) + 1 :].isdigit()
