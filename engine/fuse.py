@@ -79,12 +79,7 @@ def one_rope(program: Program) -> Program:
 
 
 def _side_by_side(split: Split, first: Rope, second: Rope) -> bool:
-    same_turn = (first.style, first.base, first.factors, first.scale) == (
-        second.style,
-        second.base,
-        second.factors,
-        second.scale,
-    )
+    same_turn = (first.style, first.turns, first.divisors) == (second.style, second.turns, second.divisors)
     same_size = first.x.width // first.heads == second.x.width // second.heads
     return same_turn and same_size and split.outs[:2] == (first.x, second.x)
 

@@ -1,7 +1,8 @@
 """From a model source to an executor that is ready to be bound to its pages.
 
-Sources: the path of a GGUF file; `tiny:seed=1[,layers=2][,context=4096]`, random weights for tests;
-`script:`, a model that says what it is told. Finding the file of a named model is not done here.
+Sources: the path of a GGUF file, or of a directory with config.json and safetensors;
+`tiny:seed=1[,layers=2][,context=4096]`, random weights for tests; `script:`, a model that says what it
+is told. Finding the file of a named model is not done here.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from engine.errors import EngineError
 from engine.executor import Executor
 from engine.scripted import ScriptedExecutor
+from engine.weights.source import ModelSource
 
 NO_TORCH = (
     "the reference executor needs torch, which is not installed:"
@@ -42,12 +44,7 @@ def load(
         raise EngineError(f"executor is {executor!r}: it must be reference or cpu")
     from engine.tiny import TinySpec, tiny_model
 
-    if source.startswith("tiny:"):
-        model = tiny_model(TinySpec.parse(source))
-    else:
-        from engine.weights.gguf import open_model
-
-        model = open_model(Path(source))
+    model = tiny_model(TinySpec.parse(source)) if source.startswith("tiny:") else _open(Path(source))
     # Imported where they are used: only the reference needs torch, and a scripted model needs nothing.
     if executor == "cpu":
         from engine.cpu import CpuExecutor
@@ -65,3 +62,13 @@ def load(
     return ReferenceExecutor(
         model, threads=threads, page_tokens=page_tokens, kv_dtype=kv_dtype, logits=logits
     )
+
+
+def _open(path: Path) -> ModelSource:
+    if path.is_dir():
+        from engine.weights.hf import open_directory
+
+        return open_directory(path)
+    from engine.weights.gguf import open_model
+
+    return open_model(path)

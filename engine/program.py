@@ -14,9 +14,11 @@ from typing import Literal
 
 from engine.errors import ProgramError
 from engine.paging import LayerCache
+from engine.rope import Turns
 
 ROWS, LOGIT_ROWS = "rows", "logit_rows"
-ActivationKind = Literal["silu"]
+ActivationKind = Literal["silu", "gelu"]
+"""Of "gelu" the approximation by tanh, as Gemma has it."""
 RopeStyle = Literal["interleaved", "halves"]
 
 
@@ -94,11 +96,9 @@ class Rope:
     x: Tensor
     heads: int
     style: RopeStyle
-    base: float
-    factors: Weight | None
-    """Divisors of the frequencies, one for each pair."""
-    scale: float
-    """Positions are multiplied by this first."""
+    turns: Turns
+    divisors: Weight | None
+    """What the frequencies are divided by, one number for each pair."""
     out: Tensor
 
 
@@ -116,7 +116,8 @@ class WriteKv:
 class Attend:
     """Softmax attention of each row over its own sequence up to itself, read from pages.
 
-    `window` 0 is all of it, otherwise row i sees j with i - j < window.
+    `window` 0 is all of it, otherwise row i sees j with i - j < window. With a `cap` scores become
+    cap * tanh(score / cap).
     """
 
     name: str
@@ -125,6 +126,7 @@ class Attend:
     q_heads: int
     scale: float
     window: int
+    cap: float
     out: Tensor
 
 
@@ -158,7 +160,17 @@ class PickLogitRows:
     out: Tensor
 
 
-Operation = Embed | RmsNorm | Linear | Split | Rope | WriteKv | Attend | Gate | Add | PickLogitRows
+@dataclass(frozen=True, slots=True)
+class SoftCap:
+    """out = cap * tanh(x / cap)"""
+
+    name: str
+    x: Tensor
+    cap: float
+    out: Tensor
+
+
+Operation = Embed | RmsNorm | Linear | Split | Rope | WriteKv | Attend | Gate | Add | PickLogitRows | SoftCap
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +198,7 @@ def inputs(operation: Operation) -> tuple[Tensor, ...]:
             return (operation.gate, operation.up)
         case Add():
             return (operation.x, operation.y)
-        case RmsNorm() | Linear() | Split() | Rope() | PickLogitRows():
+        case RmsNorm() | Linear() | Split() | Rope() | PickLogitRows() | SoftCap():
             return (operation.x,)
 
 
@@ -209,6 +221,12 @@ class Builder:
         self._operations: list[Operation] = []
         self._names: set[str] = set()
         self._caches: list[LayerCache] = []
+        self._used: set[str] = set()
+
+    @property
+    def used(self) -> frozenset[str]:
+        """The tensors of the file that some operation reads."""
+        return frozenset(self._used)
 
     def has(self, tensor: str) -> bool:
         return tensor in self._shapes
@@ -251,16 +269,17 @@ class Builder:
         *,
         heads: int,
         style: RopeStyle,
-        base: float,
-        factors: str | None = None,
-        scale: float = 1.0,
+        turns: Turns,
+        divisors: str | None = None,
     ) -> Tensor:
         dim = self._head_dim(name, x, heads)
         if dim % 2:
             raise ProgramError(f"{name}: heads of {x} have {dim} numbers, which are no pairs")
-        vector = None if factors is None else self._vector(name, factors, dim // 2)
+        if turns.dim != dim:
+            raise ProgramError(f"{name}: the rope is for heads of {turns.dim}, those of {x} have {dim}")
+        vector = None if divisors is None else self._vector(name, divisors, dim // 2)
         out = self._new(name, x.lines, x.width)
-        self._operations.append(Rope(name, x, heads, style, base, vector, scale, out))
+        self._operations.append(Rope(name, x, heads, style, turns, vector, out))
         return out
 
     def write_kv(self, name: str, k: Tensor, v: Tensor, *, layer: int, heads: int) -> LayerCache:
@@ -275,17 +294,25 @@ class Builder:
         return cache
 
     def attend(
-        self, name: str, q: Tensor, cache: LayerCache, *, q_heads: int, scale: float, window: int = 0
+        self,
+        name: str,
+        q: Tensor,
+        cache: LayerCache,
+        *,
+        q_heads: int,
+        scale: float,
+        window: int = 0,
+        cap: float = 0.0,
     ) -> Tensor:
         dim = self._head_dim(name, q, q_heads)
         if dim != cache.dim or q_heads % cache.heads:
             raise ProgramError(
                 f"{name}: {q} as {q_heads} heads of {dim} does not fit {cache.heads} key heads of {cache.dim}"
             )
-        if window < 0:
-            raise ProgramError(f"{name}: the window is {window}")
+        if window < 0 or cap < 0:
+            raise ProgramError(f"{name}: the window is {window}, the cap {cap}")
         out = self._new(name, q.lines, q.width)
-        self._operations.append(Attend(name, cache, q, q_heads, scale, window, out))
+        self._operations.append(Attend(name, cache, q, q_heads, scale, window, cap, out))
         return out
 
     def gate(self, name: str, gate: Tensor, up: Tensor, *, kind: ActivationKind) -> Tensor:
@@ -303,6 +330,13 @@ class Builder:
             raise ProgramError(f"{name}: {x} holds picked lines already")
         out = self._new(name, LOGIT_ROWS, x.width)
         self._operations.append(PickLogitRows(name, x, out))
+        return out
+
+    def soft_cap(self, name: str, x: Tensor, *, cap: float) -> Tensor:
+        if not cap > 0:
+            raise ProgramError(f"{name}: the cap is {cap}")
+        out = self._new(name, x.lines, x.width)
+        self._operations.append(SoftCap(name, x, cap, out))
         return out
 
     def program(self, result: Tensor | None, *, rope: str, hidden_size: int, vocab_size: int) -> Program:
@@ -342,3 +376,4 @@ class Builder:
             raise ProgramError(
                 f"{operation}: tensor {name!r} has shape {tuple(found)} where {tuple(shape)} is needed"
             )
+        self._used.add(name)

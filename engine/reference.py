@@ -40,11 +40,13 @@ from engine.program import (
     Program,
     RmsNorm,
     Rope,
+    SoftCap,
     Split,
     WriteKv,
     inputs,
     outputs,
 )
+from engine.rope import rope_table
 from engine.weights.source import ModelSource, WeightSource
 from kernels.reference import attention, elementwise
 from kernels.reference.invariance import Evidence, attention_sizes, elementwise_problem
@@ -188,15 +190,15 @@ class ReferenceExecutor:
                 return _bind_add(op)
             case PickLogitRows():
                 return _bind_pick(op)
+            case SoftCap():
+                return _bind_cap(op)
 
     def _rope_table(self, op: Rope) -> tuple[Tensor, Tensor]:
-        dim = op.x.width // op.heads
-        key = f"{dim} {op.base} {op.scale} {op.factors}"
+        key = f"{op.turns} {op.divisors}"
         if key not in self._ropes:
-            factors = (
-                None if op.factors is None else torch.from_numpy(self._weights.load(op.factors.names[0]))
-            )
-            self._ropes[key] = elementwise.rope_table(self._context, dim, op.base, factors, op.scale)
+            divisors = None if op.divisors is None else self._weights.load(op.divisors.names[0])
+            cosines, sines = rope_table(self._context, op.turns, divisors)
+            self._ropes[key] = torch.from_numpy(cosines), torch.from_numpy(sines)
         return self._ropes[key]
 
     def _bind_write(self, op: WriteKv) -> Bound:
@@ -221,6 +223,7 @@ class ReferenceExecutor:
                 plan.groups(cache.heads, dim, shared, op.window),
                 kv_heads=cache.heads,
                 scale=op.scale,
+                cap=op.cap,
                 bmm=bmm,
             )
 
@@ -298,9 +301,10 @@ def _bind_rope(op: Rope, table: tuple[Tensor, Tensor]) -> Bound:
 
 def _bind_gate(op: Gate) -> Bound:
     gate, up, out = op.gate.name, op.up.name, op.out.name
+    gated = elementwise.silu_gate if op.kind == "silu" else elementwise.gelu_gate
 
     def run(values: Values, plan: StepPlan) -> None:
-        values[out] = elementwise.silu_gate(values[gate], values[up])
+        values[out] = gated(values[gate], values[up])
 
     return run
 
@@ -319,6 +323,15 @@ def _bind_pick(op: PickLogitRows) -> Bound:
 
     def run(values: Values, plan: StepPlan) -> None:
         values[out] = values[x].index_select(0, plan.picked)
+
+    return run
+
+
+def _bind_cap(op: SoftCap) -> Bound:
+    x, out, cap = op.x.name, op.out.name, op.cap
+
+    def run(values: Values, plan: StepPlan) -> None:
+        values[out] = elementwise.soft_cap(values[x], cap)
 
     return run
 

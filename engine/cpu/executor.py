@@ -70,6 +70,7 @@ class CpuExecutor:
         self.workspace_bytes = self._engine.plan(rows_at_once, hyper.context_length)
         self.multiply_adds = multiply_adds(program.operations)
         self._padding = model.padding_ids
+        self._logit_cap = lowering.logit_cap
         self._has_logits = program.result is not None
         self._pages = 0
         turns = blake2b(digest_size=8)
@@ -153,6 +154,10 @@ class CpuExecutor:
             )
         except ValueError as error:
             raise EngineError(f"the step failed: {error}") from error
+        if self._logit_cap:
+            logits /= np.float32(self._logit_cap)
+            np.tanh(logits, out=logits)
+            logits *= np.float32(self._logit_cap)
         first, end = self._padding
         if end > first:
             # Finite, so that it counts as a number, and far below any other logit.

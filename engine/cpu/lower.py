@@ -11,8 +11,6 @@ Knows nothing of steps.
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from engine.cpu.shelf import Shelf
 from engine.errors import ProgramError
 from engine.paging import LayerCache, PageGeometry
@@ -28,11 +26,13 @@ from engine.program import (
     Program,
     RmsNorm,
     Rope,
+    SoftCap,
     Split,
     Tensor,
     WriteKv,
     inputs,
 )
+from engine.rope import rope_table
 from engine.weights.source import Floats
 from kernels.cpu import CoreEngine, View
 from kernels.cpu.interface import RESULT
@@ -55,6 +55,10 @@ class Lowering:
         self._quantised: dict[str, View] = {}
         self._ropes: dict[object, int] = {}
         self.rope_tables: list[tuple[Floats, Floats]] = []
+        self.logit_cap = 0.0
+        last = program.operations[-1]
+        self._result = None if program.result is None else program.result.name
+        self._capped = last.x.name if isinstance(last, SoftCap) else None
 
     def run(self) -> None:
         """Raises ProgramError, naming the operation, where the core refuses it."""
@@ -86,10 +90,14 @@ class Lowering:
                 self._attend(op)
             case Gate():
                 gate, up = self._views[op.gate.name], self._views[op.up.name]
-                self._engine.silu_gate(gate, up, self._new(op.out), _picked(op.out))
+                self._engine.gate(op.kind, gate, up, self._new(op.out), _picked(op.out))
             case Add():
                 x, y = self._views[op.x.name], self._views[op.y.name]
                 self._engine.add(x, y, self._new(op.out), _picked(op.out))
+            case SoftCap():
+                if op.out.name != self._result or op.x.name != self._capped:
+                    raise ProgramError(f"{op.name}: only logits can be capped")
+                self.logit_cap = op.cap
             case PickLogitRows():
                 x = self._views[op.x.name]
                 self._engine.pick(x, self._new(op.out))
@@ -110,7 +118,12 @@ class Lowering:
             shelved = self._shelf.weight([op.weight for op in run], paired=True)
             out = self._new(follower.out)
             self._engine.product(
-                self._rows(first.x, shelved.quantised), shelved.index, -1, "silu_gate", out, _picked(first.x)
+                self._rows(first.x, shelved.quantised),
+                shelved.index,
+                -1,
+                f"{follower.kind}_gate",
+                out,
+                _picked(first.x),
             )
             return
         if len(run) == 1 and isinstance(follower, Add) and (onto := self._residual(first, follower)):
@@ -119,7 +132,7 @@ class Lowering:
             self._quantised.pop(onto.name, None)
             self._product(run, self._views[onto.name], "add")
             return
-        if len(run) == 1 and first.out == self._program.result:
+        if len(run) == 1 and first.out.name in (self._result, self._capped):
             self._product(run, (RESULT, 0, first.out.width), "store")
             return
         buffer = self._engine.buffer(sum(op.out.width for op in run), _picked(first.x), False)
@@ -182,11 +195,11 @@ class Lowering:
     def _rope(self, op: Rope) -> None:
         if self._uses[op.x.name] != 1:
             raise ProgramError(f"{op.name}: {op.x} is read elsewhere too, so it cannot be turned in place")
-        dim = op.x.width // op.heads
-        key = (dim, op.base, op.scale, op.factors)
+        dim = op.turns.dim
+        key = (op.turns, op.divisors)
         if key not in self._ropes:
-            factors = None if op.factors is None else self._shelf.floats(op.factors.names[0])
-            cosines, sines = rope_table(self._context, dim, op.base, factors, op.scale)
+            divisors = None if op.divisors is None else self._shelf.floats(op.divisors.names[0])
+            cosines, sines = rope_table(self._context, op.turns, divisors)
             self._ropes[key] = self._engine.rope_table(cosines, sines)
             self.rope_tables.append((cosines, sines))
         view = self._views[op.x.name]
@@ -197,7 +210,7 @@ class Lowering:
         q, out = self._views[op.q.name], self._new(op.out)
         shared = op.q_heads // op.cache.heads
         self._engine.attend(
-            q, op.cache.heads, shared, op.cache.dim, op.scale, op.window, *self._planes(op.cache), out
+            q, op.cache.heads, shared, op.cache.dim, op.scale, op.window, op.cap, *self._planes(op.cache), out
         )
 
     def _planes(self, cache: LayerCache) -> tuple[int, int, int]:
@@ -209,22 +222,6 @@ class Lowering:
         view: View = (self._engine.buffer(tensor.width, _picked(tensor), False), 0, tensor.width)
         self._views[tensor.name] = view
         return view
-
-
-def rope_table(
-    positions: int, dim: int, base: float, factors: Floats | None, scale: float
-) -> tuple[Floats, Floats]:
-    """cos and sin for every position and pair, each float32 [positions, dim / 2].
-
-    Angles in float32 as the published implementations have them; cos and sin of those in float64.
-    """
-    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    frequencies = (1.0 / np.power(np.float64(base), exponents)).astype(np.float32)
-    if factors is not None:
-        frequencies = frequencies / factors.astype(np.float32)
-    places = (np.arange(positions, dtype=np.float64) * scale).astype(np.float32)
-    angles = np.outer(places, frequencies).astype(np.float64)
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
 def _picked(tensor: Tensor) -> bool:

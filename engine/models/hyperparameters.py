@@ -1,7 +1,7 @@
 """Typed, bounded access to the hyper-parameters of a model file. Knows no architecture."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.errors import EngineError
@@ -38,6 +38,21 @@ class Hyperparameters:
         if not isinstance(value, str):
             raise EngineError(f"{self.key(key)} is {value!r}: text is needed")
         return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise EngineError(f"{self.key(key)} is {value!r}: a truth value is needed")
+        return value
+
+    def one_of(self, key: str, known: Sequence[str], default: str) -> str:
+        value = self.text(key, default)
+        if value not in known:
+            raise EngineError(f"{self.key(key)} is {value!r}, which is not known (known: {', '.join(known)})")
+        return value
+
+    def has(self, key: str) -> bool:
+        return self._metadata.get(self.key(key)) is not None
 
     def refuse(self, key: str, *, unless: object = None) -> None:
         """Raises if the file sets a key that would change the result and is not supported."""

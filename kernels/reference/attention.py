@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.reference.elementwise import soft_cap
 from kernels.reference.rows import pieces
 
 CHUNK = 64
@@ -227,6 +228,7 @@ def attend(
     *,
     kv_heads: int,
     scale: float,
+    cap: float = 0.0,
     bmm: Batched = torch.bmm,
 ) -> Tensor:
     """[rows, query heads, dim] -> [rows, query heads * dim], over pages."""
@@ -234,12 +236,19 @@ def attend(
     out = torch.empty(q.shape[0], heads * dim)
     scaled = q * scale
     for group in groups:
-        _attend_group(scaled, k_runs, v_runs, group, kv_heads, bmm, out)
+        _attend_group(scaled, k_runs, v_runs, group, kv_heads, cap, bmm, out)
     return out
 
 
 def _attend_group(
-    q: Tensor, k_runs: Stored, v_runs: Stored, group: Group, kv_heads: int, bmm: Batched, out: Tensor
+    q: Tensor,
+    k_runs: Stored,
+    v_runs: Stored,
+    group: Group,
+    kv_heads: int,
+    cap: float,
+    bmm: Batched,
+    out: Tensor,
 ) -> None:
     tiles, rows, items = group.tiles, group.rows, len(group.item_tile)
     shared, dim = q.shape[1] // kv_heads, q.shape[2]
@@ -252,6 +261,8 @@ def _attend_group(
     v.view(items, kv_heads, CHUNK, dim)[: group.edges].masked_fill_(group.unwritten, 0.0)
 
     p = bmm(queries, k.transpose(1, 2))
+    if cap:
+        p = soft_cap(p, cap)
     p.view(items, kv_heads, rows, shared, CHUNK)[: group.edges].masked_fill_(group.hidden, HIDDEN)
     peak = p.amax(-1, keepdim=True)
     p.sub_(peak).exp_()

@@ -3,7 +3,8 @@ row, whose independence of the other rows is checked at start-up: the vectorised
 anything else may differ in the last bit.
 """
 
-import numpy as np
+import math
+
 import torch
 from torch import Tensor
 
@@ -12,25 +13,6 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """x / sqrt(mean(x²) + epsilon) * weight over the last dimension."""
     mean = (x * x).sum(-1, keepdim=True).div_(x.shape[-1]).add_(epsilon)
     return (x / mean.sqrt_()).mul_(weight)
-
-
-def rope_table(
-    positions: int, dim: int, base: float, factors: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    """cos and sin for every position and pair, each float32 [positions, dim / 2].
-
-    Angles in float32 as the published implementations have them; cos and sin of those in float64.
-    """
-    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    frequencies = (1.0 / np.power(np.float64(base), exponents)).astype(np.float32)
-    if factors is not None:
-        frequencies = frequencies / factors.numpy().astype(np.float32)
-    places = (np.arange(positions, dtype=np.float64) * scale).astype(np.float32)
-    angles = np.outer(places, frequencies).astype(np.float64)
-    return (
-        torch.from_numpy(np.cos(angles).astype(np.float32)),
-        torch.from_numpy(np.sin(angles).astype(np.float32)),
-    )
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
@@ -61,3 +43,14 @@ def eight_bits(x: Tensor) -> tuple[Tensor, Tensor]:
     scale = torch.where(tiny, 0.0, largest / 127) + (x * 0.0).sum(-1, keepdim=True)
     codes = (x * torch.where(tiny, 0.0, 127 / largest)).round_().nan_to_num_(0.0, 0.0, 0.0)
     return codes.to(torch.int8), scale.squeeze(-1)
+
+
+def gelu_gate(gate: Tensor, up: Tensor) -> Tensor:
+    """0.5 gate (1 + tanh(u)) * up, u = sqrt(2/pi) (gate + 0.044715 gate³), as gate / (1 + exp(-2u)) * up"""
+    inner = (gate * gate).mul_(0.044715).add_(1.0).mul_(gate).mul_(-2 * math.sqrt(2 / math.pi))
+    return (gate / inner.exp_().add_(1.0)).mul_(up)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap), as cap * (1 - 2 / (1 + exp(2 x / cap)))"""
+    return torch.reciprocal((x * (2 / cap)).exp_().add_(1.0)).mul_(-2.0).add_(1.0).mul_(cap)

@@ -7,6 +7,7 @@ import pytest
 from engine import EngineError, ProgramError
 from engine.models import build
 from engine.program import Attend, Builder, Embed, Tensor, WriteKv
+from engine.rope import Turns
 from engine.tiny import TinySpec, tiny_model
 from engine.weights.source import ModelSource
 
@@ -92,9 +93,9 @@ def test_operations_check_their_operands() -> None:
     with pytest.raises(ProgramError, match="two operations are named wide"):
         b.linear("wide", x, "w", width=12)
     with pytest.raises(ProgramError, match=r"turn: wide .* is no whole number of 5 heads"):
-        b.rope("turn", y, heads=5, style="halves", base=1e4)
+        b.rope("turn", y, heads=5, style="halves", turns=Turns(8, 1e4))
     with pytest.raises(ProgramError, match=r"turn: .* no pairs"):
-        b.rope("turn", y, heads=4, style="halves", base=1e4)
+        b.rope("turn", y, heads=4, style="halves", turns=Turns(8, 1e4))
     with pytest.raises(ProgramError, match=r"kv: keys embed .* and values wide"):
         b.write_kv("kv", x, y, layer=0, heads=2)
     cache = b.write_kv("kv", x, x, layer=0, heads=2)

@@ -37,6 +37,7 @@ def run(
     window: int = 0,
     sizes: tuple[int, ...] | None = None,
     shuffle: int = 0,
+    cap: float = 0.0,
     bmm: object = torch.bmm,
 ) -> list[Tensor]:
     """Rows [start, start + count) of each context, in one batch over scattered pages full of NaN."""
@@ -69,21 +70,30 @@ def run(
         groups,
         kv_heads=KV_HEADS,
         scale=SCALE,
+        cap=cap,
         bmm=bmm,  # type: ignore[arg-type]
     )
     return list(torch.split(out, [count for _, _, count in parts]))
 
 
-def exact(source: Context, start: int, count: int, window: int = 0) -> Tensor:
+def exact(source: Context, start: int, count: int, window: int = 0, cap: float = 0.0) -> Tensor:
     q, k, v = (part.double() for part in (source.q[start : start + count], source.k, source.v))
     k, v = (part.repeat_interleave(SHARED, dim=1) for part in (k, v))
     scores = torch.einsum("rhd,thd->hrt", q, k) * SCALE
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
     seen, at = torch.arange(len(k))[None, :], torch.arange(start, start + count)[:, None]
     hidden = seen > at
     if window:
         hidden |= at - seen >= window
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
     return torch.einsum("hrt,thd->rhd", weights, v).reshape(count, -1)
+
+
+def test_scores_are_capped() -> None:
+    parts = [(context(1, 300), 200, 100), (context(3, 5), 0, 5)]
+    for (source, start, count), rows in zip(parts, run(parts, cap=1.5, window=100), strict=True):
+        torch.testing.assert_close(rows.double(), exact(source, start, count, 100, 1.5), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [0, 1, 5, 64, 100])

@@ -20,6 +20,7 @@ class Shape:
     shared: int
     dim: int
     window: int = 0
+    cap: float = 0.0
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -64,6 +65,7 @@ class Attending:
             shape.dim,
             0.3,
             shape.window,
+            shape.cap,
             0,
             plane,
             2 * plane,
@@ -110,6 +112,8 @@ def twin(table: Floats, shape: Shape) -> NDArray[np.float64]:
     k = x[:, q_width : q_width + k_width].reshape(rows, shape.heads, shape.dim)
     v = x[:, q_width + k_width :].reshape(rows, shape.heads, shape.dim)
     scores = np.einsum("ihsd,jhd->hsij", q, k) * 0.3
+    if shape.cap:
+        scores = shape.cap * np.tanh(scores / shape.cap)
     distance = np.arange(rows)[:, None] - np.arange(rows)[None, :]
     hidden = distance < 0
     if shape.window:
@@ -127,6 +131,7 @@ SHAPES = [
     Shape(2, 4, 20),
     Shape(1, 5, 80, window=100),
     Shape(2, 1, 16, window=1),
+    Shape(2, 3, 32, window=70, cap=1.5),
 ]
 
 

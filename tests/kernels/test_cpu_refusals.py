@@ -63,11 +63,11 @@ OPERATIONS: dict[str, tuple[Call, str]] = {
         "heads",
     ),
     "attention whose product overflows": (
-        lambda b: b.engine.attend(b.x, 1 << 16, 1 << 10, 1 << 6, 1.0, 0, 0, 0, 0, b.x),
+        lambda b: b.engine.attend(b.x, 1 << 16, 1 << 10, 1 << 6, 1.0, 0, 0.0, 0, 0, 0, b.x),
         "heads",
     ),
-    "attention of no heads": (lambda b: b.engine.attend(b.x, 0, 1, 64, 1.0, 0, 0, 0, 0, b.x), "heads"),
-    "a window below zero": (lambda b: b.engine.attend(b.x, 1, 1, 64, 1.0, -1, 0, 0, 0, b.x), "heads"),
+    "attention of no heads": (lambda b: b.engine.attend(b.x, 0, 1, 64, 1.0, 0, 0.0, 0, 0, 0, b.x), "heads"),
+    "a window below zero": (lambda b: b.engine.attend(b.x, 1, 1, 64, 1.0, -1, 0.0, 0, 0, 0, b.x), "heads"),
     "lines that are picked and not": (lambda b: b.engine.pick((b.picked, 0, 64), (b.picked, 0, 64)), "fit"),
 }
 

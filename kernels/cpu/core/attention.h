@@ -243,7 +243,16 @@ inline void by_threes(int line, int count, Work work) {
 }
 
 // Scores of one line become weights; tokens outside [low, high) get none.
-inline void soften(float* scores, int low, int high, float* o, State& state, int padded) {
+// cap * tanh(score / cap), as cap - 2 cap / (1 + exp(2 score / cap)).
+inline void cap_scores(float* scores, float cap) {
+  for (int i = 0; i < kChunk; i += 8) {
+    const F8 below = div8(all(2.0f * cap), add8(exp8(mul8(load(scores + i), all(2.0f / cap))), all(1.0f)));
+    store8(scores + i, sub8(all(cap), below));
+  }
+}
+
+inline void soften(float* scores, int low, int high, float cap, float* o, State& state, int padded) {
+  if (cap > 0.0f) cap_scores(scores, cap);
   if (low > 0 || high < kChunk) {
     for (int i = 0; i < kChunk; ++i) {
       if (i < low || i >= high) scores[i] = -__builtin_inff();
@@ -357,7 +366,7 @@ inline void attend(const Attention& attention, const Range& range, int head, int
       }
       for (int r = from; r < to; ++r) {
         for (int l = r * shared; l < (r + 1) * shared; ++l) {
-          soften(scores + l * kChunk, low_of(r), high_of(r), span_o + l * padded, span_states[l], padded);
+          soften(scores + l * kChunk, low_of(r), high_of(r), attention.cap, span_o + l * padded, span_states[l], padded);
         }
       }
       const auto weigh = [&](int row, int row_end, int low, int high) {

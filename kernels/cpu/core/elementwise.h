@@ -130,13 +130,28 @@ inline F8 silu_gate8(F8 gate, F8 up) {
   return mul8(div8(gate, add8(exp8(neg8(gate)), all(1.0f))), up);
 }
 
-inline void silu_gate(const float* gate, const float* up, int width, float* out) {
+// 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), as x / (1 + exp(-2u)).
+inline F8 gelu_gate8(F8 gate, F8 up) {
+  const F8 cubed = fma8(mul8(mul8(gate, gate), all(0.044715f)), gate, gate);
+  return mul8(div8(gate, add8(exp8(mul8(cubed, all(-1.59576912f))), all(1.0f))), up);
+}
+
+template <F8 (*kGate)(F8, F8)>
+inline void gate_lines(const float* gate, const float* up, int width, float* out) {
   const int whole = width / 8 * 8;
-  for (int i = 0; i < whole; i += 8) store8(out + i, silu_gate8(load(gate + i), load(up + i)));
+  for (int i = 0; i < whole; i += 8) store8(out + i, kGate(load(gate + i), load(up + i)));
   if (whole < width) {
     const int count = width - whole;
-    store_some(out + whole, silu_gate8(load_some(gate + whole, count), load_some(up + whole, count)), count);
+    store_some(out + whole, kGate(load_some(gate + whole, count), load_some(up + whole, count)), count);
   }
+}
+
+inline void silu_gate(const float* gate, const float* up, int width, float* out) {
+  gate_lines<silu_gate8>(gate, up, width, out);
+}
+
+inline void gelu_gate(const float* gate, const float* up, int width, float* out) {
+  gate_lines<gelu_gate8>(gate, up, width, out);
 }
 
 inline void add(const float* x, const float* y, int width, float* out) {

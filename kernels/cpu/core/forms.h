@@ -37,7 +37,7 @@ constexpr bool coded(Form form) { return form == Form::u4 || form == Form::i8; }
 // Bytes of one number where the form has no codes.
 constexpr int number_bytes(Form form) { return form == Form::f32 ? 4 : 2; }
 
-enum class Epilogue : int { store = 0, add = 1, silu_gate = 2 };
+enum class Epilogue : int { store = 0, add = 1, silu_gate = 2, gelu_gate = 3 };
 
 struct Weight {
   Form form;
@@ -136,6 +136,7 @@ struct Attention {
   int shared;  // query heads that read one key head
   float scale;
   int window;  // 0: everything before
+  float cap;   // 0: scores are not capped
 };
 
 // One row's (and head's) softmax state: values are o / total, and peak is the largest score seen.
@@ -157,6 +158,7 @@ struct Kernels {
   void (*quantise)(const float* x, int columns, CodedGroup* groups, float* step);
   void (*rope)(float* x, int heads, int dim, const float* cosines, const float* sines, bool interleaved);
   void (*silu_gate)(const float* gate, const float* up, int width, float* out);
+  void (*gelu_gate)(const float* gate, const float* up, int width, float* out);  // approximated by tanh
   void (*add)(const float* x, const float* y, int width, float* out);
   // i8: codes, and their scale to `scale`, which is not read for the others.
   void (*store)(const float* x, int count, Dtype dtype, void* out, void* scale);

@@ -45,5 +45,6 @@ inline void product(const Product& product, int first, int last, int panel, int 
 }
 
 constexpr Kernels kernels_named(const char* name) {
-  return {name, exponentials, norm, quantise, rope, silu_gate, add, store, expand, product, attend, begin, merge, finish};
+  return {name, exponentials, norm, quantise, rope, silu_gate, gelu_gate, add, store, expand,
+          product, attend, begin, merge, finish};
 }

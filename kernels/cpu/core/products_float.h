@@ -27,9 +27,11 @@ inline void emit(const Product& product, int row, int panel, float* sums) {
       }
       for (int i = 0; i < outputs; ++i) out[first + i] += sums[i];
       return;
-    case Epilogue::silu_gate: {
+    case Epilogue::silu_gate:
+    case Epilogue::gelu_gate: {
       // Eight gates, then the eight ups that belong to them.
-      const F8 gated = silu_gate8(load(sums), load(sums + 8));
+      const F8 gates = load(sums), ups = load(sums + 8);
+      const F8 gated = product.epilogue == Epilogue::silu_gate ? silu_gate8(gates, ups) : gelu_gate8(gates, ups);
       const int column = panel * 8;
       if (product.out_width - column >= 8) {
         store8(out + column, gated);

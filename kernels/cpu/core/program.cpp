@@ -71,7 +71,7 @@ const char* Program::check(const Operation& op) const {
       const Weight& weight = weights_[static_cast<std::size_t>(op.weight)];
       if (!fits(op.x, op.picked, coded(weight.form))) return "the input does not fit";
       if (op.x.width != weight.columns) return "the weight has other columns";
-      const bool gate = op.epilogue == Epilogue::silu_gate;
+      const bool gate = op.epilogue == Epilogue::silu_gate || op.epilogue == Epilogue::gelu_gate;
       if (gate && weight.rows % kPanel != 0) return "gate and up are no whole number of panels";
       if (op.out.width != (gate ? weight.rows / 2 : weight.rows)) return "the weight has other rows";
       if (op.table >= 0 && (!known(op.table, vectors_.size()) ||
@@ -94,10 +94,11 @@ const char* Program::check(const Operation& op) const {
       return nullptr;
     case Kind::attend:
       if (op.picked || !fits(op.x, false, false) || !fits(op.out, false, false)) return "a view does not fit";
-      if (!heads_fit || op.shared < 1 || op.shared > (1 << 10) || op.window < 0) return "the heads do not fit";
+      if (!heads_fit || op.shared < 1 || op.shared > (1 << 10) || op.window < 0 || !(op.cap >= 0.0f)) return "the heads do not fit";
       if (op.x.width != across * op.shared || op.out.width != op.x.width) return "the heads do not fit";
       return nullptr;
     case Kind::silu_gate:
+    case Kind::gelu_gate:
     case Kind::add:
       if (!fits(op.x, op.picked, false) || !fits(op.y, op.picked, false) || !fits(op.out, op.picked, false)) {
         return "a view does not fit";

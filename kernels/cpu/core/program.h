@@ -24,7 +24,7 @@ struct View {
   int width = 0;
 };
 
-enum class Kind : int { embed, norm, quantise, product, rope, write_kv, attend, silu_gate, add, pick };
+enum class Kind : int { embed, norm, quantise, product, rope, write_kv, attend, silu_gate, gelu_gate, add, pick };
 
 // Everything but products and attention works on each row by itself.
 constexpr bool row_wise(Kind kind) { return kind != Kind::product && kind != Kind::attend; }
@@ -49,6 +49,7 @@ struct Operation {
   int dim = 0;          // of a head; norm: numbers that are normalised together
   int shared = 0;       // attend: query heads per key head
   int window = 0;
+  float cap = 0.0f;     // attend: scores become cap * tanh(score / cap); 0: they stay
   bool interleaved = false;
   // write_kv, attend: of the planes in a page; scales are read in 8-bit pages only
   std::size_t k_offset = 0, v_offset = 0, scale_offset = 0;

@@ -239,6 +239,9 @@ void Runner::row(const Operation& op, int row) {
     case Kind::silu_gate:
       kernels_.silu_gate(lines(op.x).row(row), lines(op.y).row(row), op.x.width, lines(op.out).row(row));
       return;
+    case Kind::gelu_gate:
+      kernels_.gelu_gate(lines(op.x).row(row), lines(op.y).row(row), op.x.width, lines(op.out).row(row));
+      return;
     case Kind::add:
       kernels_.add(lines(op.x).row(row), lines(op.y).row(row), op.x.width, lines(op.out).row(row));
       return;
@@ -286,7 +289,7 @@ void Runner::product(const Operation& op, int count, float* out) {
 
 void Runner::attend(const Operation& op) {
   const Attention attention{plane(op, op.k_offset, 0), plane(op, op.v_offset, 1), lines(op.x), lines(op.out),
-                            op.shared,                 op.number,                 op.window};
+                            op.shared,                 op.number,                 op.window, op.cap};
   const int rows = tile_rows(op.shared);
   tile_count_ = 0;
   int spans = 1;

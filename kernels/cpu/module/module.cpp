@@ -155,6 +155,8 @@ class Engine {
       op.epilogue = kv::Epilogue::add;
     } else if (epilogue == "silu_gate") {
       op.epilogue = kv::Epilogue::silu_gate;
+    } else if (epilogue == "gelu_gate") {
+      op.epilogue = kv::Epilogue::gelu_gate;
     } else if (epilogue != "store") {
       throw std::invalid_argument("there is no epilogue " + epilogue);
     }
@@ -186,7 +188,7 @@ class Engine {
     add(op);
   }
 
-  void attend(const ViewOf& q, int heads, int shared, int dim, float scale, int window, std::size_t k_offset,
+  void attend(const ViewOf& q, int heads, int shared, int dim, float scale, int window, float cap, std::size_t k_offset,
               std::size_t v_offset, std::size_t scale_offset, const ViewOf& out) {
     kv::Operation op{};
     op.kind = kv::Kind::attend;
@@ -196,6 +198,7 @@ class Engine {
     op.dim = dim;
     op.number = scale;
     op.window = window;
+    op.cap = cap;
     op.k_offset = k_offset;
     op.v_offset = v_offset;
     op.scale_offset = scale_offset;
@@ -212,8 +215,9 @@ class Engine {
     op.out = view(out);
     add(op);
   }
-  void silu_gate(const ViewOf& x, const ViewOf& y, const ViewOf& out, bool picked) {
-    two(kv::Kind::silu_gate, x, y, out, picked);
+  void gate(const std::string& kind, const ViewOf& x, const ViewOf& y, const ViewOf& out, bool picked) {
+    if (kind != "silu" && kind != "gelu") throw std::invalid_argument("there is no gate " + kind);
+    two(kind == "silu" ? kv::Kind::silu_gate : kv::Kind::gelu_gate, x, y, out, picked);
   }
   void add_lines(const ViewOf& x, const ViewOf& y, const ViewOf& out, bool picked) {
     two(kv::Kind::add, x, y, out, picked);
@@ -426,9 +430,9 @@ NB_MODULE(_kvmesh_cpu, m) {
       .def("rope", &Engine::rope, "x"_a, "heads"_a, "dim"_a, "table"_a, "interleaved"_a)
       .def("write_kv", &Engine::write_kv, "k"_a, "v"_a, "heads"_a, "dim"_a, "k_offset"_a, "v_offset"_a,
            "scale_offset"_a)
-      .def("attend", &Engine::attend, "q"_a, "heads"_a, "shared"_a, "dim"_a, "scale"_a, "window"_a, "k_offset"_a,
+      .def("attend", &Engine::attend, "q"_a, "heads"_a, "shared"_a, "dim"_a, "scale"_a, "window"_a, "cap"_a, "k_offset"_a,
            "v_offset"_a, "scale_offset"_a, "out"_a)
-      .def("silu_gate", &Engine::silu_gate, "x"_a, "y"_a, "out"_a, "picked"_a)
+      .def("gate", &Engine::gate, "kind"_a, "x"_a, "y"_a, "out"_a, "picked"_a)
       .def("add", &Engine::add_lines, "x"_a, "y"_a, "out"_a, "picked"_a)
       .def("pick", &Engine::pick, "x"_a, "out"_a)
       .def("plan", &Engine::plan, "rows"_a, "context"_a)
