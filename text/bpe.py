@@ -79,7 +79,7 @@ class _BpeEncoder:
         if pipeline.nfc:
             self._rust.normalizer = NFC()
         self._rust.pre_tokenizer = _pre_tokenizer(pipeline)
-        self._bytes_of = _byte_alphabet()
+        self._bytes_of = byte_alphabet()
 
     def encode_plain(self, text: str, *, first: bool) -> list[int]:
         # The batch call, because it lets other threads run and skips offsets.
@@ -118,7 +118,7 @@ def _pre_tokenizer(pipeline: Pipeline) -> PreTokenizer:
     return Sequence(steps)
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """The character that GPT-2's byte-level vocabularies write for each byte.
 
     Printable Latin-1 stands for itself; the other bytes, in order, for the characters from U+0100 on.

@@ -22,6 +22,7 @@ from text.byte_tokenizer import (
 from text.chat_template import ChatTemplate, JinjaChatTemplate
 from text.errors import GgufError, VocabularyError
 from text.gguf import GgufFile
+from text.hf import read_directory, read_json, template_sources
 from text.infill import Infill, infill_of
 from text.reasoning import reasoning_of
 from text.sentencepiece import sentencepiece_tokenizer
@@ -50,7 +51,7 @@ class TextModel:
 
 
 def load_text_model(source: str) -> TextModel:
-    """`source` is the path of a GGUF file or of an encoder's directory, `tiny:…` or `script:…`.
+    """`source` is the path of a GGUF file or of a Hugging Face directory, `tiny:…` or `script:…`.
 
     Raises `text.errors.TextError` (`GgufError`, `VocabularyError`, `TemplateError`) naming file and reason.
     """
@@ -65,7 +66,8 @@ def load_text_model(source: str) -> TextModel:
             vocab_size=ByteTokenizer.vocab_size,
         )
     if Path(source).is_dir():
-        return _encoder(Path(source))
+        encodes = read_json(Path(source) / "config.json").get("model_type") == "bert"
+        return _encoder(Path(source)) if encodes else _directory_model(Path(source))
     with GgufFile.open(source) as file:
         metadata = file.metadata
     try:
@@ -77,7 +79,9 @@ def load_text_model(source: str) -> TextModel:
     return TextModel(
         name=name if isinstance(name, str) and name else Path(source).stem,
         tokenizer=tokenizer,
-        chat_template=_chat_template(metadata, vocabulary),
+        chat_template=_chat_template(
+            vocabulary, _template_source(metadata), metadata.get(f"{_TEMPLATE_KEY}.tool_use")
+        ),
         end_ids=vocabulary.end_ids,
         context_length=_context_length(source, metadata),
         vocab_size=len(vocabulary),
@@ -117,11 +121,28 @@ def _tokenizer(vocabulary: Vocabulary) -> Tokenizer:
     raise VocabularyError(f"tokenizer.ggml.model is {vocabulary.model!r}; known are gpt2, llama")
 
 
-def _chat_template(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> ChatTemplate | None:
-    source = _template_source(metadata)
+def _directory_model(directory: Path) -> TextModel:
+    tokenizer, vocabulary, config = read_directory(directory)
+    source, tool_source = template_sources(directory)
+    context = config.get("max_position_embeddings")
+    if type(context) is not int or context < 1:
+        raise VocabularyError(f"{directory / 'config.json'}: max_position_embeddings is {context!r}")
+    return TextModel(
+        name=directory.name,
+        tokenizer=tokenizer,
+        chat_template=_chat_template(vocabulary, source, tool_source),
+        end_ids=vocabulary.end_ids,
+        context_length=context,
+        vocab_size=len(vocabulary),
+        infill=infill_of(vocabulary),
+        tool_format=format_of(tool_source or source),
+        reasoning=reasoning_of(source),
+    )
+
+
+def _chat_template(vocabulary: Vocabulary, source: str | None, tool_source: object) -> ChatTemplate | None:
     if source is None:
         return None
-    tool_source = metadata.get(f"{_TEMPLATE_KEY}.tool_use")
     ids = {
         "bos_token": vocabulary.bos_id,
         "eos_token": vocabulary.eos_id,

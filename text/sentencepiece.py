@@ -15,7 +15,7 @@ from text.errors import VocabularyError
 from text.tokenizer import VocabularyTokenizer, byte_value
 from text.vocabulary import TokenType, Vocabulary
 
-_BLANK = "▁"
+BLANK = "▁"
 _MEMORY_STRETCHES = 1 << 16
 _MEMORY_CHARS = 48  # longer stretches are not remembered
 _START_BITS = 32
@@ -44,7 +44,7 @@ class _SentencePieceEncoder:
 
     def encode_plain(self, text: str, *, first: bool) -> list[int]:
         if first and self._add_space_prefix:
-            text = _BLANK + text
+            text = BLANK + text
         out: list[int] = []
         memory = self._memory
         for stretch in self._stretches(text):
@@ -59,7 +59,7 @@ class _SentencePieceEncoder:
         return out if self._byte_ids is not None else self._unknowns_joined(out)
 
     def text_bytes(self, token: str) -> bytes:
-        return token.replace(_BLANK, " ").encode()
+        return token.replace(BLANK, " ").encode()
 
     def _ordered(self, scores: Sequence[float]) -> dict[str, int]:
         """For each token: the rank of its score (best first), room for a position, and the token's length."""
@@ -133,4 +133,4 @@ def _byte_ids(vocabulary: Vocabulary) -> list[int] | None:
 
 
 def _show_blanks(text: str) -> str:
-    return text.replace(" ", _BLANK)
+    return text.replace(" ", BLANK)

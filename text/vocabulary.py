@@ -116,17 +116,29 @@ class Vocabulary:
 
 def _end_ids(tokens: Sequence[str], types: Sequence[int], ids: Mapping[str, int | None]) -> frozenset[int]:
     found = {index for role in _END_KEYS if (index := ids[role]) is not None}
-    known = {
-        text: index
-        for index, (text, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind == TokenType.CONTROL and text in _END_TEXTS
-    }
+    known = _known_ends(tokens, types)
     # In the format with <|return|> and <|call|>, <|end|> only closes one of several messages of a turn.
     if "<|return|>" in known and "<|call|>" in known and "<|end|>" in known:
         between = known.pop("<|end|>")
         if between != ids["eos"]:
             found.discard(between)
     return frozenset(found | set(known.values()))
+
+
+def _known_ends(tokens: Sequence[str], types: Sequence[int]) -> dict[str, int]:
+    return {
+        text: index
+        for index, (text, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind == TokenType.CONTROL and text in _END_TEXTS
+    }
+
+
+def end_ids_by_text(tokens: Sequence[str], types: Sequence[int]) -> frozenset[int]:
+    """The control tokens that end a generation wherever they exist."""
+    known = _known_ends(tokens, types)
+    if "<|return|>" in known and "<|call|>" in known:
+        known.pop("<|end|>", None)
+    return frozenset(known.values())
 
 
 class _Reader:
