@@ -95,7 +95,7 @@ def test_other_models_are_nearer_than_llama_cpp(name: str) -> None:
         if (row["model"], row["tag"], row["mode"]) == (name, "quant", "default")
     ]
     bar = next(row for row in bars if row["which"] == ("no sink" if len(bars) > 1 else "all"))
-    off = np.array([pair[0] for pair in found])
-    assert float(off.mean()) <= bar["d1_mean"]
-    assert float(np.quantile(off, 0.99)) <= bar["d1_p99"]
+    distance = np.array([pair[0] for pair in found])
+    assert float(distance.mean()) <= bar["d1_mean"]
+    assert float(np.quantile(distance, 0.99)) <= bar["d1_p99"]
     assert float(np.mean([pair[1] for pair in found])) >= bar["agree"]
