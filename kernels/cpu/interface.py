@@ -39,7 +39,7 @@ class CoreEngine(Protocol):
     def norm(self, x: View, vector: int, epsilon: float, size: int, out: View, picked: bool) -> None: ...
     def quantise(self, x: View, out: View, picked: bool) -> None: ...
     def product(self, x: View, weight: int, bias: int, epilogue: str, out: View, picked: bool) -> None:
-        """`bias` -1: none. `epilogue`: "store", "add" (onto out), "silu_gate" or "gelu_gate" (8 gates, 8 ups, …)."""
+        """`bias` -1: none. `epilogue`: "store", "add" (onto out), "silu_gate", "gelu_gate" (8 of each)."""
 
     def rope(self, x: View, heads: int, dim: int, table: int, interleaved: bool) -> None:
         """In place."""
