@@ -142,13 +142,15 @@ class LinkServer:
         pages = self._pull(request)
         left = len(request.block_ids)
         try:
-            while left > 0 and (batch := self._on_loop(self._next(connection.fileno(), pages))):
+            # Asked once at least: whether anything may be had is checked there.
+            while batch := self._on_loop(self._next(connection.fileno(), pages)):
                 left -= len(batch)
                 for page in batch:
                     last = left <= 0 and page is batch[-1]
                     _send(connection, page, end() if last else b"", compress=request.compress)
-            if left > 0 or not request.block_ids:
-                connection.sendall(end())
+                if left <= 0:
+                    return
+            connection.sendall(end())
         except MeshError as error:
             connection.sendall(error_frame(error))
         finally:
