@@ -103,6 +103,8 @@ async def exported(
             batch = here[: max(1, BATCH_BYTES // arena.files.page_bytes)]
             pool.lease(owner, wanted.handoff_id, batch)
             settle(arena)
+            # Counted now: after the last batch nobody asks again.
+            arena.sent_blocks += len(batch)
             yield [
                 Sending(
                     left.pop(r.block_id),
@@ -112,7 +114,6 @@ async def exported(
                 )
                 for r in batch
             ]
-            arena.sent_blocks += len(batch)
             pool.end_lease(owner, wanted.handoff_id)
             settle(arena)
 
