@@ -153,7 +153,6 @@ async def test_what_fails_before_the_first_token_has_its_real_status(mesh: World
     assert answer.json()["error"]["code"] == "never"
 
 
-@pytest.mark.parametrize("stream", [True, False])
 async def test_a_long_wait_for_the_first_token_is_kept_alive(
     mesh: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +167,7 @@ async def test_a_long_wait_for_the_first_token_is_kept_alive(
     assert "error" in events(broken.text)[-1]
 
 
+@pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_stops_the_work(mesh: World, stream: bool) -> None:  # B12
     mesh.worker.behaviour.script = endless
     mesh.worker.behaviour.step_s = 0.002
