@@ -78,10 +78,11 @@ async def test_the_only_worker_dies_and_its_successor_goes_on(tmp_path: Path) ->
             body("punished " * 9, max_tokens=300, presence_penalty=1.5, temperature=0.8, seed=9, stop=["~~"]),
         ]
         async with mesh.client() as client:
+            victims = [mesh.processes(role)[0]["pid"] for role in ("decode", "prefill")]
             tasks = [asyncio.ensure_future(client.post("/v1/completions", json=r)) for r in requests]
             await asyncio.sleep(0.15)
-            for role in ("decode", "prefill"):
-                os.kill(mesh.processes(role)[0]["pid"], signal.SIGKILL)
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
             answers = await asyncio.wait_for(asyncio.gather(*tasks), timeout=120)
             again = [await client.post("/v1/completions", json=r) for r in requests]
         for was, should in zip(answers, again, strict=True):
@@ -180,7 +181,7 @@ async def test_a_plain_request_outlives_its_router_and_is_counted_once(tmp_path:
     args = ["--model", "script=script:", "--router", "2"]
     with running(tmp_path / "state", args) as mesh:
         request = {"model": "script", "prompt": "y" * 60, "max_tokens": 60}
-        delayed = {**request, "metadata": {"script_delay_ms": "50"}}
+        delayed = {**request, "metadata": {"script_delay_ms": "100"}}
 
         async def plain(client: httpx.AsyncClient) -> str:
             answer = await client.post("/v1/completions", json=delayed)
@@ -201,10 +202,11 @@ async def test_a_plain_request_outlives_its_router_and_is_counted_once(tmp_path:
             return "done" if said.endswith("[DONE]") else "short"
 
         async with mesh.client() as client:
+            victim = mesh.processes("router")[0]["pid"]
             plains = [asyncio.ensure_future(plain(client)) for _ in range(8)]
             streams = [asyncio.ensure_future(stream(client)) for _ in range(8)]
             await asyncio.sleep(1.0)
-            os.kill(mesh.processes("router")[0]["pid"], signal.SIGKILL)
+            os.kill(victim, signal.SIGKILL)
             ids = await asyncio.wait_for(asyncio.gather(*plains), timeout=60)
             ends = await asyncio.wait_for(asyncio.gather(*streams), timeout=60)
         assert set(ends) <= {"broken", "done"}
