@@ -23,7 +23,7 @@ from tests.engine.pools import bind, failure, rows, run, smollm2
 
 TOKENS = [int(token) for token in np.random.default_rng(1).integers(0, 256, 200)]
 PAGES = list(range(3, 60))
-ISAS = [isa for isa in ("portable", "avx2", "neon") if load().has_isa(isa)]
+ISAS = [isa for isa in ("portable", "avx2", "vnni", "neon") if load().has_isa(isa)]
 
 
 def tiny(

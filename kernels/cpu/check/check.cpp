@@ -1,6 +1,6 @@
 // Runs the kernels of one instruction set over fixed numbers and prints a digest of each result, one a line:
 //
-//     check portable|avx2|neon
+//     check portable|avx2|vnni|neon
 //
 // The lines are the same on every target and for every instruction set, or a bit differs somewhere. Where results
 // must agree within one run (company, page sizes), that is checked here too: exit status 1. Needs the core and
@@ -348,7 +348,7 @@ void check_attention(const kv::Kernels& kernels) {
 
 int main(int count, char** words) {
   const char* wanted = count > 1 ? words[1] : "portable";
-  for (const kv::Kernels* kernels : {&kv::portable_kernels(), kv::avx2_kernels(), kv::neon_kernels()}) {
+  for (const kv::Kernels* kernels : {&kv::portable_kernels(), kv::avx2_kernels(), kv::vnni_kernels(), kv::neon_kernels()}) {
     if (kernels == nullptr || std::strcmp(kernels->name, wanted) != 0) continue;
     check_exponentials(*kernels);
     check_rows(*kernels);
