@@ -74,7 +74,7 @@ async def test_the_real_model_answers_and_repeats_itself(smollm2: Mesh) -> None:
     client = AsyncOpenAI(base_url=f"{smollm2.url}/v1", api_key=smollm2.key, timeout=300)
     ask = {
         "model": "smollm2",
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "messages": [{"role": "user", "content": "Name the capital of France."}],
         "temperature": 0,
         "max_tokens": 24,
     }
