@@ -25,7 +25,8 @@ def chaos(mesh: Mesh, *args: str, timeout_s: float) -> dict[str, Any]:
     return report
 
 
-def check(report: dict[str, Any]) -> None:
+def check(report: dict[str, Any], *, struck: float) -> None:
+    """`struck`: the least share of the cells in which somebody died."""
     control, *cells = report["cells"]
     assert control["cell"] == "undisturbed"
     assert control["deaths"] == 0
@@ -36,8 +37,7 @@ def check(report: dict[str, Any]) -> None:
         # At most a page, and what was made while one commit was in flight.
         assert cell["recomputed_mean"] <= 16, cell
         assert cell["broken_streams"] == 0 or "router" in cell["cell"], cell
-    # A point that few requests pass may be missed by a small load, most are not.
-    assert sum(cell["deaths"] > 0 for cell in cells) >= 0.8 * len(cells)
+    assert sum(cell["deaths"] > 0 for cell in cells) >= struck * len(cells)
     assert report["well"]
 
 
@@ -50,7 +50,8 @@ def test_deaths_and_hangs_are_not_seen_by_clients(fragile: Mesh) -> None:  # B65
         "hang:iam:queued",
     ]
     args = [word for cell in cells for word in ("--cell", cell)]
-    check(chaos(fragile, "--requests", "16", *args, timeout_s=300))
+    # A point that few requests pass may be missed by so small a load.
+    check(chaos(fragile, "--requests", "16", *args, timeout_s=300), struck=0.2)
 
 
 def test_a_mesh_without_fault_points_is_left_alone(mesh: Mesh) -> None:
@@ -63,4 +64,4 @@ def test_a_mesh_without_fault_points_is_left_alone(mesh: Mesh) -> None:
 def test_the_whole_matrix(fragile: Mesh) -> None:
     report = chaos(fragile, "--requests", "24", timeout_s=1800)
     assert len(report["cells"]) == 61
-    check(report)
+    check(report, struck=0.8)
