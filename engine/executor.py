@@ -95,6 +95,23 @@ class Executor(Protocol):
         """Tokens to feed after the last one in this step, to be verified by its logits."""
 
 
+def sort_out(
+    batch: Sequence[Slice], info: EngineInfo, pages: int, *, has_logits: bool
+) -> tuple[list[StepResult], list[tuple[int, Slice]]]:
+    """What stands for each slice before the step, and those that can run, with their place in the batch."""
+    results: list[StepResult] = [None] * len(batch)
+    good: list[tuple[int, Slice]] = []
+    for index, slice_ in enumerate(batch):
+        problem = check_slice(slice_, info, pages)
+        if problem is None and slice_.logits and not has_logits:
+            problem = "this worker was loaded without the output matrix"
+        if problem is None:
+            good.append((index, slice_))
+        else:
+            results[index] = SliceFailure(problem)
+    return results, good
+
+
 def check_slice(slice_: Slice, info: EngineInfo, pages: int) -> str | None:
     """Why this slice cannot be run, or None."""
     count = len(slice_.tokens)

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from engine.batch import StepPlan, plan_step
+from engine.describe import describe
 from engine.errors import EngineError
 from engine.executor import (
     Arena,
-    EngineInfo,
     Slice,
-    SliceFailure,
     SliceMeta,
     StepResult,
     check_arena,
-    check_slice,
+    sort_out,
 )
 from engine.fuse import fuse, without_unused
 from engine.models import build
@@ -96,17 +95,12 @@ class ReferenceExecutor:
                 model.weights.check(op.table.names[0])
         self._last_use = _last_uses(program)
         self._pool: PagePool | None = None
-        self.info = EngineInfo(
-            name=model.name,
-            architecture=model.architecture,
-            vocab_size=program.vocab_size,
-            context_length=self._context,
-            hidden_size=program.hidden_size,
-            layers=len(program.caches),
-            layout=layout,
+        self.info = describe(
+            model,
+            program,
+            layout,
             kv_dtype=kv_dtype,
-            rope=program.rope,
-            weights_digest=model.weights.digest(),
+            context_length=self._context,
             numerics_id=f"reference/1 torch={torch.__version__} bits={evidence.hexdigest()}",
             weights_bytes=shelf.nbytes,
         )
@@ -122,16 +116,8 @@ class ReferenceExecutor:
         if self._pool is None:
             raise EngineError("step before bind: there is no pool to work in")
         self._settle_thread()
-        results: list[StepResult] = [None] * len(batch)
-        good: list[tuple[int, Slice]] = []
-        for index, slice_ in enumerate(batch):
-            problem = check_slice(slice_, self.info, self._pool.pages)
-            if problem is None and slice_.logits and self._program.result is None:
-                problem = "this worker was loaded without the output matrix"
-            if problem is None:
-                good.append((index, slice_))
-            else:
-                results[index] = SliceFailure(problem)
+        has_logits = self._program.result is not None
+        results, good = sort_out(batch, self.info, self._pool.pages, has_logits=has_logits)
         if not good:
             return results
         with torch.inference_mode():

@@ -74,13 +74,7 @@ class PagesService(pages_pb2_grpc.PagesServicer):
     async def Reserve(self, request: pages_pb2.ReserveRequest, context: Context) -> pages_pb2.ReserveResponse:
         session = self._session(request, context)
         wanted = block_ids(request.block_ids)
-        org = check_capability(
-            self._verifier,
-            request.capability,
-            handoff_id=named(request.handoff_id, "handoff_id"),
-            model=session.arena.key.model,
-            block_ids=wanted,
-        )
+        org = self._organisation(session, request, wanted)
         reserved = await self._store.reserve(
             session, request.handoff_id, org, wanted, request.extra_pages, request.attempt
         )
@@ -90,12 +84,7 @@ class PagesService(pages_pb2_grpc.PagesServicer):
 
     async def Draw(self, request: pages_pb2.DrawRequest, context: Context) -> pages_pb2.DrawResponse:
         session = self._session(request, context)
-        org = check_capability(
-            self._verifier,
-            request.capability,
-            handoff_id=named(request.handoff_id, "handoff_id"),
-            model=session.arena.key.model,
-        )
+        org = self._organisation(session, request)
         drawn = self._store.draw(session, request.handoff_id, org, request.attempt)
         return pages_pb2.DrawResponse(committed=_blocks(drawn.committed), writable=_blocks(drawn.writable))
 
@@ -149,12 +138,7 @@ class PagesService(pages_pb2_grpc.PagesServicer):
 
     async def Fetch(self, request: pages_pb2.FetchRequest, context: Context) -> pages_pb2.FetchResponse:
         session = self._session(request, context)
-        org = check_capability(
-            self._verifier,
-            request.capability,
-            handoff_id=named(request.handoff_id, "handoff_id"),
-            model=session.arena.key.model,
-        )
+        org = self._organisation(session, request)
         order = Fetching(request.handoff_id, org, request.attempt, block_id(request.root_id))
         pulled = await self._transfers.fetch(session, order, request.address, request.capability)
         return pages_pb2.FetchResponse(
@@ -215,6 +199,16 @@ class PagesService(pages_pb2_grpc.PagesServicer):
             node=self._node,
             rejected_leases=session.rejected_leases,
             rejected_granted=_handles(session.rejected_granted),
+        )
+
+    def _organisation(self, session: Session, request: Any, wanted: Sequence[bytes] | None = None) -> str:
+        """Whose request this is, by its capability, for this model and the handoff that it names."""
+        return check_capability(
+            self._verifier,
+            request.capability,
+            handoff_id=named(request.handoff_id, "handoff_id"),
+            model=session.arena.key.model,
+            block_ids=wanted,
         )
 
     def _session(self, request: Any, context: Context) -> Session:

@@ -52,13 +52,7 @@ class JsonTokenizer:
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         tokenizer = self._special if parse_special else self._plain
         ids: list[int] = list(tokenizer.encode(scalar_text(text), add_special_tokens=False).ids)
-        v = self._vocabulary
-        if add_special:
-            if v.add_bos and v.bos_id is not None and ids[:1] != [v.bos_id]:
-                ids.insert(0, v.bos_id)
-            if v.add_eos and v.eos_id is not None and ids[-1:] != [v.eos_id]:
-                ids.append(v.eos_id)
-        return ids
+        return self._vocabulary.framed(ids) if add_special else ids
 
     def piece(self, token_id: int) -> bytes:
         if self._type(token_id) in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED):

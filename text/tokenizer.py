@@ -95,13 +95,7 @@ class VocabularyTokenizer:
                 ids.append(part)
             else:
                 ids += self._encoder.encode_plain(part, first=not ids)
-        if add_special:
-            vocabulary = self._vocabulary
-            if vocabulary.add_bos and vocabulary.bos_id is not None and ids[:1] != [vocabulary.bos_id]:
-                ids.insert(0, vocabulary.bos_id)
-            if vocabulary.add_eos and vocabulary.eos_id is not None and ids[-1:] != [vocabulary.eos_id]:
-                ids.append(vocabulary.eos_id)
-        return ids
+        return self._vocabulary.framed(ids) if add_special else ids
 
     def piece(self, token_id: int) -> bytes:
         if self._vocabulary.types[_checked(token_id)] in (TokenType.CONTROL, TokenType.UNKNOWN):

@@ -72,6 +72,14 @@ class Vocabulary:
                 out.setdefault(text, index)
         return out
 
+    def framed(self, ids: list[int]) -> list[int]:
+        """`ids` with the begin and end tokens that belong to every text, where they are not there yet."""
+        if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids = [self.bos_id, *ids]
+        if self.add_eos and self.eos_id is not None and ids[-1:] != [self.eos_id]:
+            ids = [*ids, self.eos_id]
+        return ids
+
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Vocabulary:
         """Raises `VocabularyError` where a key is missing, has the wrong type, or contradicts another one."""

@@ -13,16 +13,15 @@ from numpy.typing import NDArray
 
 from engine.cpu.lower import Lowering, matrices, multiply_adds
 from engine.cpu.shelf import Shelf, most_bytes
+from engine.describe import describe
 from engine.errors import EngineError
 from engine.executor import (
     Arena,
-    EngineInfo,
     Slice,
-    SliceFailure,
     SliceMeta,
     StepResult,
     check_arena,
-    check_slice,
+    sort_out,
 )
 from engine.fuse import without_unused
 from engine.models import build
@@ -77,17 +76,12 @@ class CpuExecutor:
         for cosines, sines in lowering.rope_tables:
             turns.update(cosines.tobytes())
             turns.update(sines.tobytes())
-        self.info = EngineInfo(
-            name=model.name,
-            architecture=model.architecture,
-            vocab_size=program.vocab_size,
-            context_length=hyper.context_length,
-            hidden_size=program.hidden_size,
-            layers=len(program.caches),
-            layout=layout,
+        self.info = describe(
+            model,
+            program,
+            layout,
             kv_dtype=kv_dtype,
-            rope=program.rope,
-            weights_digest=model.weights.digest(),
+            context_length=hyper.context_length,
             numerics_id=f"cpu/{_REVISION} turns={turns.hexdigest()}",
             weights_bytes=self._shelf.nbytes,
         )
@@ -113,16 +107,7 @@ class CpuExecutor:
     def step(self, batch: Sequence[Slice]) -> list[StepResult]:
         if not self._pages:
             raise EngineError("step before bind: there is no pool to work in")
-        results: list[StepResult] = [None] * len(batch)
-        good: list[tuple[int, Slice]] = []
-        for index, slice_ in enumerate(batch):
-            problem = check_slice(slice_, self.info, self._pages)
-            if problem is None and slice_.logits and not self._has_logits:
-                problem = "this worker was loaded without the output matrix"
-            if problem is None:
-                good.append((index, slice_))
-            else:
-                results[index] = SliceFailure(problem)
+        results, good = sort_out(batch, self.info, self._pages, has_logits=self._has_logits)
         if not good:
             return results
         logits = self._run([slice_ for _, slice_ in good])

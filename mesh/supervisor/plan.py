@@ -188,7 +188,7 @@ class Plan:
         share: dict[str, Any] = {"threads": threads}
         if self.options.pin:
             share["cpus"] = self._places.take(threads)
-        wanted = sum(self._threads(name) * getattr(self.options, name) for name in ("prefill", "decode"))
+        wanted = sum(self._threads(name) * getattr(self.options, name) for name in WORKERS)
         if role == "decode" and wanted * len(self.options.models) >= len(allowed()):
             share["pace_s"] = PACE_S
         return share

@@ -24,7 +24,7 @@ from router.core.request import Ask, Delta, Token, Usage
 from router.openai import parameters
 from router.openai.chunks import ChunkEvents
 from router.openai.echo import Echo
-from router.openai.fields import Fields, integer, wrong_type
+from router.openai.fields import Fields, empty_array, integer, wrong_type
 from router.openai.structured import structured_of
 
 OBJECT, ID_PREFIX = "text_completion", "cmpl-"
@@ -208,7 +208,7 @@ def _prompts(fields: Fields) -> list[Prompt]:
     if not isinstance(raw, list):
         raise wrong_type("prompt", "a string or an array", raw)
     if not raw:
-        raise _empty("prompt")
+        raise empty_array("prompt")
     if isinstance(raw[0], (str, list)):
         check_count("prompt", len(raw), PROMPTS_MAX)
         return [_prompt(f"prompt[{place}]", item, type(raw[0])) for place, item in enumerate(raw)]
@@ -221,7 +221,7 @@ def _prompt(place: str, raw: Any, kind: type) -> Prompt:
     if not isinstance(raw, list):
         return str(raw)
     if not raw:
-        raise _empty(place)
+        raise empty_array(place)
     return token_ids(place, raw)
 
 
@@ -238,15 +238,6 @@ def token_ids(place: str, raw: list[Any]) -> list[int]:
                 param=place,
             )
     return raw
-
-
-def _empty(place: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"Invalid '{place}': empty array. Expected an array with minimum length 1, "
-        "but got an empty array instead.",
-        code="empty_array",
-        param=place,
-    )
 
 
 def _logprobs(fields: Fields) -> int | None:

@@ -78,6 +78,12 @@ class Fields:
             raise wrong_type(self.place(name), "a string", value)
         return value
 
+    def required_string(self, name: str) -> str:
+        value = self.required(name)
+        if not isinstance(value, str):
+            raise wrong_type(self.place(name), "a string", value)
+        return value
+
     def object(self, name: str) -> dict[str, Any] | None:
         value = self.take(name)
         if value is not None and not isinstance(value, dict):
@@ -134,6 +140,16 @@ def wrong_type(place: str, expected: str, value: Any) -> InvalidRequest:
     return InvalidRequest(
         f"Invalid type for '{place}': expected {expected}, but got {_kind(value)} instead.",
         code="invalid_type",
+        param=place,
+    )
+
+
+def empty_array(place: str) -> InvalidRequest:
+    """The error for an array without items where one is needed."""
+    return InvalidRequest(
+        f"Invalid '{place}': empty array. Expected an array with minimum length 1, "
+        "but got an empty array instead.",
+        code="empty_array",
         param=place,
     )
 

@@ -67,13 +67,7 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival = arrival_of(scope)
-        exchange = Exchange(
-            self._core.books,
-            self._route,
-            arrival.request_id,
-            start_ns=arrival.edge_start_ns,
-            traceparent=arrival.traceparent,
-        )
+        exchange = arrival.exchange(self._core.books, self._route)
         with bind_request_id(arrival.request_id):
             connection = Connection(receive, send)
             try:

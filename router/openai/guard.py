@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mesh.errors import MeshError
+from router.core.exchange import Books, Exchange
 from router.core.identity import Verifier, verify_caller, verify_edge
 from router.openai.answers import Connection, send_error
 
@@ -38,6 +39,12 @@ class Arrival:
     traceparent: str | None
     edge_start_ns: int
     at_ns: int
+
+    def exchange(self, books: Books, route: str) -> Exchange:
+        """Opens the books on this request."""
+        return Exchange(
+            books, route, self.request_id, start_ns=self.edge_start_ns, traceparent=self.traceparent
+        )
 
     def headers(self, organisation: str | None = None) -> list[tuple[str, str]]:
         """Headers that every answer carries."""

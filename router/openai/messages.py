@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from mesh.errors import InvalidRequest
-from router.openai.fields import Fields, wrong_type
+from router.openai.fields import Fields, empty_array, wrong_type
 
 MESSAGES_MAX = 16_384
 CALLS_MAX = 128
@@ -29,7 +29,7 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
     if not isinstance(raw, list):
         raise wrong_type("messages", "an array of messages", raw)
     if not raw:
-        raise _empty("messages")
+        raise empty_array("messages")
     if len(raw) > MESSAGES_MAX:
         raise InvalidRequest(
             f"Invalid 'messages': expected at most {MESSAGES_MAX}.",
@@ -68,12 +68,12 @@ def _message(where: str, raw: Any) -> dict[str, Any]:
     else:
         message["content"] = _content(fields)
     if role == "tool":
-        message["tool_call_id"] = _string(fields, "tool_call_id")
+        message["tool_call_id"] = fields.required_string("tool_call_id")
     name = fields.string("name")
     if name is not None:
         message["name"] = name
     elif role == "function":
-        message["name"] = _string(fields, "name")
+        message["name"] = fields.required_string("name")
     if role == "function":
         message |= {"role": "tool", "tool_call_id": f"call_{message['name']}"}
     for unserved in ("tool_calls", "function_call", "audio"):
@@ -127,7 +127,7 @@ def _call(where: str, raw: Any) -> dict[str, Any]:
     if not isinstance(inner, dict):
         raise wrong_type(f"{where}.function", "an object", inner)
     call = {
-        "id": _string(fields, "id"),
+        "id": fields.required_string("id"),
         "type": "function",
         "function": _function(Fields(inner, f"{where}.function")),
     }
@@ -139,16 +139,9 @@ def _call(where: str, raw: Any) -> dict[str, Any]:
 
 def _function(fields: Fields) -> dict[str, Any]:
     """`arguments` stays the JSON string that it is; rendering parses it."""
-    function = {"name": _string(fields, "name"), "arguments": fields.string("arguments") or ""}
+    function = {"name": fields.required_string("name"), "arguments": fields.string("arguments") or ""}
     fields.end()
     return function
-
-
-def _string(fields: Fields, name: str) -> str:
-    value = fields.required(name)
-    if not isinstance(value, str):
-        raise wrong_type(fields.place(name), "a string", value)
-    return value
 
 
 def _content(fields: Fields) -> str:
@@ -160,7 +153,7 @@ def _content(fields: Fields) -> str:
     if not isinstance(raw, list):
         raise wrong_type(place, "a string or an array of text parts", raw)
     if not raw:
-        raise _empty(place)
+        raise empty_array(place)
     return "\n".join(_part(f"{place}[{index}]", part) for index, part in enumerate(raw))
 
 
@@ -176,18 +169,7 @@ def _part(place: str, raw: Any) -> str:
             code="unsupported_value",
             param=f"{place}.type",
         )
-    text = fields.required(kind)
-    if not isinstance(text, str):
-        raise wrong_type(f"{place}.{kind}", "a string", text)
+    text = fields.required_string(kind)
     fields.ignored("prompt_cache_breakpoint")
     fields.end()
     return text
-
-
-def _empty(place: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"Invalid '{place}': empty array. Expected an array with minimum length 1, "
-        "but got an empty array instead.",
-        code="empty_array",
-        param=place,
-    )

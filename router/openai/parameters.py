@@ -40,9 +40,7 @@ HARMLESS = (
 
 def model_of(fields: Fields) -> str:
     """The model's name; the caller has not been allowed to use it yet."""
-    value = fields.required("model")
-    if not isinstance(value, str):
-        raise wrong_type("model", "a string", value)
+    value = fields.required_string("model")
     if not value or len(value) > 256 or not value.isprintable():
         raise InvalidRequest(
             "Invalid 'model': expected the name of a model.", code="invalid_value", param="model"
@@ -83,8 +81,8 @@ def choices_of(fields: Fields) -> int:
     return 1 if value is None else value
 
 
-def streaming_of(fields: Fields) -> tuple[bool, bool]:
-    """(stream, include_usage)."""
+def streaming_of(fields: Fields, *, with_usage: bool = True) -> tuple[bool, bool]:
+    """(stream, include_usage). An endpoint without `include_usage` refuses it as any unknown option."""
     stream = fields.boolean("stream")
     options = fields.object("stream_options")
     if options is None:
@@ -96,7 +94,7 @@ def streaming_of(fields: Fields) -> tuple[bool, bool]:
             param="stream_options",
         )
     inner = Fields(options, "stream_options")
-    include_usage = inner.boolean("include_usage")
+    include_usage = with_usage and inner.boolean("include_usage")
     # Padding against traffic analysis; none is added.
     inner.boolean("include_obfuscation")
     inner.end()

@@ -101,7 +101,7 @@ def _block(where: str, role: str, raw: Any) -> dict[str, Any]:
     if kind == "tool_use" and role == "assistant":
         return _use(fields)
     if kind == "thinking" and role == "assistant":
-        thinking = _string(fields, "thinking")
+        thinking = fields.required_string("thinking")
         fields.ignored("signature")
         fields.end()
         return {"thinking": thinking}
@@ -116,7 +116,7 @@ def _block(where: str, role: str, raw: Any) -> dict[str, Any]:
 
 
 def _result(fields: Fields) -> dict[str, Any]:
-    call_id = _string(fields, "tool_use_id")
+    call_id = fields.required_string("tool_use_id")
     place, content = fields.place("content"), fields.take("content")
     failed = fields.boolean("is_error")
     fields.end()
@@ -130,7 +130,7 @@ def _result(fields: Fields) -> dict[str, Any]:
 
 
 def _use(fields: Fields) -> dict[str, Any]:
-    call_id, name = _string(fields, "id"), _string(fields, "name")
+    call_id, name = fields.required_string("id"), fields.required_string("name")
     arguments = fields.object("input")
     fields.ignored("caller")
     fields.end()
@@ -143,15 +143,8 @@ def _text_block(where: str, raw: Any) -> str:
         raise wrong_type(where, "a text block", raw)
     fields = Fields(raw, where)
     fields.unsupported("type", ("text",))
-    text = _string(fields, "text")
+    text = fields.required_string("text")
     # Caching is by itself; citations belong to documents.
     fields.ignored("cache_control", "citations")
     fields.end()
     return text
-
-
-def _string(fields: Fields, name: str) -> str:
-    value = fields.required(name)
-    if not isinstance(value, str):
-        raise wrong_type(fields.place(name), "a string", value)
-    return value

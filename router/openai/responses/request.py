@@ -75,7 +75,7 @@ class ResponsesRequest:
     def read(self) -> None:
         """The rest, once the caller may use the model; raises InvalidRequest."""
         fields = self._fields
-        self.stream = _stream(fields)
+        self.stream, _ = parameters.streaming_of(fields, with_usage=False)
         self.items = read_input(fields)
         self.instructions = fields.string("instructions")
         self.previous_id = fields.string("previous_response_id")
@@ -358,23 +358,6 @@ class ResponseEvents:
         event["sequence_number"] = self._number
         self._number += 1
         return f"event: {event['type']}\ndata: ".encode() + _encode(event) + b"\n\n"
-
-
-def _stream(fields: Fields) -> bool:
-    stream = fields.boolean("stream")
-    options = fields.object("stream_options")
-    if options is not None:
-        if not stream:
-            raise InvalidRequest(
-                "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
-                code="invalid_value",
-                param="stream_options",
-            )
-        inner = Fields(options, "stream_options")
-        # Padding against traffic analysis; none is added.
-        inner.boolean("include_obfuscation")
-        inner.end()
-    return stream
 
 
 def _tool(where: str, raw: Any) -> dict[str, Any]:
