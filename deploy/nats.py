@@ -72,6 +72,7 @@ def render(server: NatsServer) -> str:
         },
         "authorization": {"timeout": 5, "users": [_user(user) for user in server.users]},
         "logtime": True,
+        "logtime_utc": True,
         "debug": False,
         "trace": False,
     }

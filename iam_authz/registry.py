@@ -184,8 +184,21 @@ class Registry:
 
         await self._change(change)
 
-    async def put_grant(self, grant: Grant, *, actor: str) -> None:
-        """Allows or denies a model, or all ("*"), to an organisation; replaces what was said before."""
+    async def grants(self, organisation: str | None) -> list[Grant]:
+        """The grants of one organisation (NotFound if there is no such), or of all."""
+
+        def query(connection: sqlite3.Connection) -> list[Grant]:
+            if organisation is not None:
+                _require_organisation(connection, organisation)
+            return [g for g in tables.grants(connection) if organisation in (None, g.organisation)]
+
+        return await self._database.read(query)
+
+    async def put_grant(self, grant: Grant, *, actor: str) -> bool:
+        """Allows or denies a model, or all ("*"), to an organisation; replaces what was said before.
+
+        False where the catalogue has no such model yet: the grant waits for it.
+        """
         names.organisation(grant.organisation, "grant.organisation")
         names.grant_model(grant.model)
 
@@ -197,6 +210,9 @@ class Registry:
             self._note(connection, actor, "grant.put", grant.organisation, detail)
 
         await self._change(change)
+        if grant.model == names.ANY_MODEL:
+            return True
+        return not await self._database.read(lambda c: tables.unknown_models(c, [grant.model]))
 
     async def remove_grant(self, organisation: str, model: str, *, actor: str) -> None:
         """Takes a grant back; NotFound if there is none."""

@@ -62,14 +62,20 @@ class AdminServicer(iam_pb2_grpc.AdminServicer):
         return iam_pb2.RemoveModelResponse()
 
     async def PutGrant(self, request: iam_pb2.PutGrantRequest, context: Any) -> iam_pb2.PutGrantResponse:
-        await self._registry.put_grant(wire.grant_record(request.grant), actor=_actor(context))
-        return iam_pb2.PutGrantResponse()
+        known = await self._registry.put_grant(wire.grant_record(request.grant), actor=_actor(context))
+        return iam_pb2.PutGrantResponse(in_catalogue=known)
 
     async def RemoveGrant(
         self, request: iam_pb2.RemoveGrantRequest, context: Any
     ) -> iam_pb2.RemoveGrantResponse:
         await self._registry.remove_grant(request.organisation, request.model, actor=_actor(context))
         return iam_pb2.RemoveGrantResponse()
+
+    async def ListGrants(
+        self, request: iam_pb2.ListGrantsRequest, context: Any
+    ) -> iam_pb2.ListGrantsResponse:
+        found = await self._registry.grants(request.organisation or None)
+        return iam_pb2.ListGrantsResponse(grants=[wire.grant_message(grant) for grant in found])
 
     async def ListUsage(self, request: iam_pb2.ListUsageRequest, context: Any) -> iam_pb2.ListUsageResponse:
         if not 0 <= request.since < 2**40:

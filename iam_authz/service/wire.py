@@ -23,10 +23,7 @@ def policy_message(snapshot: Snapshot) -> iam_pb2.WatchResponse:
             for o in snapshot.organisations
         ],
         models=[model_message(model) for model in snapshot.models],
-        grants=[
-            iam_pb2.Grant(organisation=g.organisation, model=g.model, effect=_EFFECTS[g.effect])
-            for g in snapshot.grants
-        ],
+        grants=[grant_message(grant) for grant in snapshot.grants],
         revoked_credentials=snapshot.revoked,
     )
 
@@ -44,6 +41,10 @@ def model_message(model: CatalogueModel) -> iam_pb2.CatalogueModel:
 
 def model_record(message: iam_pb2.CatalogueModel) -> CatalogueModel:
     return CatalogueModel(message.name, message.source, message.created, message.owned_by)
+
+
+def grant_message(grant: Grant) -> iam_pb2.Grant:
+    return iam_pb2.Grant(organisation=grant.organisation, model=grant.model, effect=_EFFECTS[grant.effect])
 
 
 def grant_record(message: iam_pb2.Grant) -> Grant:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mesh.cli.failure import Failure
 from mesh.cli.running import state_of
 
 _LOOK_S = 0.25
+# Our services, Envoy and NATS write a date each in their own way, near the line's beginning.
+_MOMENT = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T ]([\d:]{8}(?:\.\d+)?)")
+_MOMENT_WITHIN = 60
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Shows lines as the processes wrote them, with the name in front when there are several."""
     files = chosen(state_of(arguments.state).logs, arguments.name)
     width = max(len(path.stem) for path in files) if len(files) > 1 else 0
-    for path in files:
-        for line in _last(path, arguments.lines):
-            _show(path, line, width)
+    for path, line in merged({path: _last(path, arguments.lines) for path in files}):
+        _show(path, line, width)
     if arguments.follow:
         _follow(files, width)
     return 0
@@ -35,6 +39,18 @@ def chosen(directory: Path, name: str | None) -> list[Path]:
         names = ", ".join(f.stem for f in sorted(directory.glob("*.log"))) or "none yet"
         raise Failure(f"no log of {name or 'any process'}; there are: {names}")
     return files
+
+
+def merged(lines: Mapping[Path, Sequence[str]]) -> list[tuple[Path, str]]:
+    """All lines by their time; one that names none (a traceback) stays behind the one before it."""
+    timed: list[tuple[str, Path, str]] = []
+    for path, of_one in lines.items():
+        moment = ""
+        for line in of_one:
+            found = _MOMENT.search(line, 0, _MOMENT_WITHIN)
+            moment = "".join(found.groups()) if found else moment
+            timed.append((moment, path, line))
+    return [(path, line) for _, path, line in sorted(timed, key=lambda entry: entry[0])]
 
 
 def _last(path: Path, lines: int) -> list[str]:

@@ -243,7 +243,13 @@ def _add_organisations(commands: argparse._SubParsersAction[argparse.ArgumentPar
         ("resume", "Ends a suspension."),
     ):
         _leaf(group, "orgs", action, text).add_argument("id")
-    _, group = _group(commands, "grants", "Grants: which organisation may use which model.")
+    grants, group = _group(
+        commands, "grants", "Grants: which organisation may use which model: list, allow, deny, remove."
+    )
+    grants.set_defaults(action="list", org=None, json=False)
+    listing = _leaf(group, "grants", "list", "Shows the grants.")
+    listing.add_argument("--org", help="only this organisation's")
+    listing.add_argument("--json", action="store_true", help="for programs")
     for action, text in (
         ("allow", "Allows a model ('*' for all) to an organisation."),
         ("deny", "Denies a model to an organisation, whatever else allows it."),

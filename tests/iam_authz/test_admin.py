@@ -50,6 +50,24 @@ async def test_operators_never_see_a_cache_salt(world: World) -> None:
     assert (found.id, found.cache_salt) == ("acme", b"")
 
 
+async def test_grants_are_listed_and_one_for_a_model_to_come_says_so(world: World) -> None:
+    await world.organisation()
+    await world.organisation("other")
+    await world.model("m")
+    assert (await world.admin.PutGrant(grant("acme", "m", ALLOW))).in_catalogue
+    assert (await world.admin.PutGrant(grant("other", "*", ALLOW))).in_catalogue
+    assert not (await world.admin.PutGrant(grant("acme", "typo", ALLOW))).in_catalogue
+
+    async def listed(organisation: str) -> list[tuple[str, str]]:
+        found = await world.admin.ListGrants(iam_pb2.ListGrantsRequest(organisation=organisation))
+        return [(g.organisation, g.model) for g in found.grants]
+
+    assert await listed("acme") == [("acme", "*"), ("acme", "m"), ("acme", "typo")]
+    assert await listed("") == [("acme", "*"), ("acme", "m"), ("acme", "typo"), ("other", "*")]
+    error = await error_of(world.admin.ListGrants(iam_pb2.ListGrantsRequest(organisation="nobody")))
+    assert isinstance(error, NotFound)
+
+
 async def test_wrong_values_are_refused_with_their_field(world: World) -> None:
     await world.organisation()
     await world.model("m")

@@ -16,7 +16,7 @@ import pytest
 
 from mesh.cli.failure import Failure
 from mesh.cli.keys import seconds
-from mesh.cli.logs import chosen
+from mesh.cli.logs import chosen, merged
 from mesh.cli.main import parser
 from mesh.cli.status import pages
 from mesh.cli.style import readable
@@ -95,7 +95,7 @@ def test_without_a_mesh_the_exit_code_says_so(tmp_path: Path, command: str) -> N
         (["up", "--kv-memory", "much"], "not a size"),
         (["up", "--config", "/nowhere.toml"], "/nowhere.toml"),
         (["explode"], "invalid choice"),
-        (["grants"], "allow, deny or remove"),
+        (["grants", "permit"], "invalid choice"),
     ],
 )
 def test_wrong_usage_is_2_and_says_why(words: list[str], reason: str) -> None:
@@ -181,6 +181,16 @@ def test_logs_are_found_by_process_and_by_role(tmp_path: Path) -> None:
     assert [f.stem for f in chosen(tmp_path, "nats")] == ["nats"]
     with pytest.raises(Failure, match="decode-a-0"):
         chosen(tmp_path, "router")
+
+
+def test_logs_of_several_processes_are_merged_by_time() -> None:
+    router, nats = Path("router-0.log"), Path("nats.log")
+    lines = {
+        router: ['{"time": "2026-12-01T10:00:01.250Z"}', "no time", '{"time": "2026-12-01T10:00:03.000Z"}'],
+        nats: ["[7] 2026/12/01 10:00:00.9 a", "[7] 2026/12/01 10:00:02.000000 b"],
+    }
+    shown = [line for _, line in merged(lines)]
+    assert shown == [lines[nats][0], *lines[router][:2], lines[nats][1], lines[router][2]]
 
 
 def test_log_lines_are_shown_to_people_as_text() -> None:

@@ -342,6 +342,11 @@ class AdminStub:
                 request_serializer=kvmesh_dot_v1_dot_iam__pb2.RemoveGrantRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_v1_dot_iam__pb2.RemoveGrantResponse.FromString,
                 _registered_method=True)
+        self.ListGrants = channel.unary_unary(
+                '/kvmesh.v1.Admin/ListGrants',
+                request_serializer=kvmesh_dot_v1_dot_iam__pb2.ListGrantsRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_v1_dot_iam__pb2.ListGrantsResponse.FromString,
+                _registered_method=True)
         self.ListUsage = channel.unary_unary(
                 '/kvmesh.v1.Admin/ListUsage',
                 request_serializer=kvmesh_dot_v1_dot_iam__pb2.ListUsageRequest.SerializeToString,
@@ -407,6 +412,12 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListGrants(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListUsage(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -460,6 +471,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.RemoveGrant,
                     request_deserializer=kvmesh_dot_v1_dot_iam__pb2.RemoveGrantRequest.FromString,
                     response_serializer=kvmesh_dot_v1_dot_iam__pb2.RemoveGrantResponse.SerializeToString,
+            ),
+            'ListGrants': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListGrants,
+                    request_deserializer=kvmesh_dot_v1_dot_iam__pb2.ListGrantsRequest.FromString,
+                    response_serializer=kvmesh_dot_v1_dot_iam__pb2.ListGrantsResponse.SerializeToString,
             ),
             'ListUsage': grpc.unary_unary_rpc_method_handler(
                     servicer.ListUsage,
@@ -711,6 +727,33 @@ class Admin:
             '/kvmesh.v1.Admin/RemoveGrant',
             kvmesh_dot_v1_dot_iam__pb2.RemoveGrantRequest.SerializeToString,
             kvmesh_dot_v1_dot_iam__pb2.RemoveGrantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListGrants(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.v1.Admin/ListGrants',
+            kvmesh_dot_v1_dot_iam__pb2.ListGrantsRequest.SerializeToString,
+            kvmesh_dot_v1_dot_iam__pb2.ListGrantsResponse.FromString,
             options,
             channel_credentials,
             insecure,

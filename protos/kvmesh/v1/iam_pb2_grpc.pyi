@@ -126,6 +126,7 @@ class AdminStub:
     RemoveModel: _grpc.UnaryUnaryMultiCallable[_iam_pb2.RemoveModelRequest, _iam_pb2.RemoveModelResponse]
     PutGrant: _grpc.UnaryUnaryMultiCallable[_iam_pb2.PutGrantRequest, _iam_pb2.PutGrantResponse]
     RemoveGrant: _grpc.UnaryUnaryMultiCallable[_iam_pb2.RemoveGrantRequest, _iam_pb2.RemoveGrantResponse]
+    ListGrants: _grpc.UnaryUnaryMultiCallable[_iam_pb2.ListGrantsRequest, _iam_pb2.ListGrantsResponse]
     ListUsage: _grpc.UnaryUnaryMultiCallable[_iam_pb2.ListUsageRequest, _iam_pb2.ListUsageResponse]
 
 @_typing.type_check_only
@@ -142,6 +143,7 @@ class AdminAsyncStub(AdminStub):
     RemoveModel: _aio.UnaryUnaryMultiCallable[_iam_pb2.RemoveModelRequest, _iam_pb2.RemoveModelResponse]  # type: ignore[assignment]
     PutGrant: _aio.UnaryUnaryMultiCallable[_iam_pb2.PutGrantRequest, _iam_pb2.PutGrantResponse]  # type: ignore[assignment]
     RemoveGrant: _aio.UnaryUnaryMultiCallable[_iam_pb2.RemoveGrantRequest, _iam_pb2.RemoveGrantResponse]  # type: ignore[assignment]
+    ListGrants: _aio.UnaryUnaryMultiCallable[_iam_pb2.ListGrantsRequest, _iam_pb2.ListGrantsResponse]  # type: ignore[assignment]
     ListUsage: _aio.UnaryUnaryMultiCallable[_iam_pb2.ListUsageRequest, _iam_pb2.ListUsageResponse]  # type: ignore[assignment]
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
@@ -209,6 +211,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _iam_pb2.RemoveGrantRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_iam_pb2.RemoveGrantResponse, _abc.Awaitable[_iam_pb2.RemoveGrantResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListGrants(
+        self,
+        request: _iam_pb2.ListGrantsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_iam_pb2.ListGrantsResponse, _abc.Awaitable[_iam_pb2.ListGrantsResponse]]: ...
 
     @_abc_1.abstractmethod
     def ListUsage(
