@@ -48,7 +48,7 @@ class UsageOutbox:
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._written = 0
-        self._empty_now = asyncio.Event()
+        self._tried = asyncio.Event()
         self._look_after_s = 0.0
         self._looking: asyncio.Task[None] | None = None
 
@@ -101,13 +101,13 @@ class UsageOutbox:
             self._looking = None
 
     async def close(self) -> None:
-        """What is not acknowledged in a moment stays in the file."""
+        """One more try; what nobody takes, or not within CLOSE_S, stays in the file."""
         if self._pending:
-            self._empty_now.clear()
+            self._tried.clear()
             self._news.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
-                    await self._empty_now.wait()
+                    await self._tried.wait()
         if self._looking is not None:
             await asyncio.wait({self._looking})
         if self._task is not None:
@@ -131,8 +131,7 @@ class UsageOutbox:
                     asyncio.get_running_loop().call_later(RETRY_S, self._news.set)
                     break
                 self._pending.popleft()
-            if not self._pending:
-                self._empty_now.set()
+            self._tried.set()
             if not self._pending and self._written:
                 self._written = 0
                 await asyncio.get_running_loop().run_in_executor(self._disk, self._empty)
