@@ -89,12 +89,12 @@ def usage(options: MeshOptions) -> str:
 curl{curl_ca} {options.url}/v1/chat/completions \\
   -H "Authorization: Bearer $(cat {key_file})" -H "Content-Type: application/json" \\
   -d '{{"model": "{model}", "temperature": 0,
-       "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+       "messages": [{{"role": "user", "content": "Name the capital of France."}}]}}'
 
 {paint("# Python (pip install openai)", "dim")}
 {imports}from openai import OpenAI
 client = OpenAI(base_url="{options.url}/v1", api_key=open("{key_file}").read().strip(){python_ca})
 for chunk in client.chat.completions.create(model="{model}", temperature=0, stream=True,
-        messages=[{{"role": "user", "content": "What is the capital of France?"}}]):
+        messages=[{{"role": "user", "content": "Name the capital of France."}}]):
     if chunk.choices:
         print(chunk.choices[0].delta.content or "", end="", flush=True)"""
