@@ -30,6 +30,7 @@ class Arena:
     def __init__(self, files: ArenaFiles, *, debug_fill: bool = False, org_share: float = 1.0) -> None:
         self.files = files
         self.key = files.key
+        self.name = files.key.name()
         self.pool = PagePool(files.pages, org_share=org_share)
         self._debug_fill = debug_fill
         self.pulled_blocks = 0

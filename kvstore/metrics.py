@@ -62,6 +62,28 @@ class StoreMetrics(Collector):
             queries.add_metric([key.model], (pool.hit_blocks + pool.missed_blocks) * PAGE_TOKENS)
             hits.add_metric([key.model], pool.hit_blocks * PAGE_TOKENS)
         yield from (pages, usage, leases, evictions, queries, hits, moved, self._invariants())
+        yield from self._disk()
+
+    def _disk(self) -> Iterator[Metric]:
+        """Nothing where evicted blocks are not kept."""
+        disk = self._store.tiers.disk
+        if disk is None:
+            return
+        size = GaugeMetricFamily(
+            "kvmesh_kv_disk_bytes", "Evicted blocks on disk, and what they may take.", labels=["kind"]
+        )
+        size.add_metric(["used"], disk.books.bytes)
+        size.add_metric(["limit"], disk.books.limit_bytes)
+        blocks = CounterMetricFamily(
+            "kvmesh_kv_disk_blocks",
+            "Blocks written to disk, given back to memory, found damaged, and refused by the disk.",
+            labels=["what"],
+        )
+        for what in ("written", "loaded", "damaged", "refused"):
+            blocks.add_metric([what], getattr(disk, what))
+        failing = GaugeMetricFamily("kvmesh_kv_disk_failing", "1 while the disk takes no blocks.")
+        failing.add_metric([], float(bool(disk.trouble)))
+        yield from (size, blocks, failing)
 
     def _invariants(self) -> Metric:
         """Reads every page, so it is done again only after a pause that is long beside the work."""

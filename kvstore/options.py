@@ -20,7 +20,8 @@ class StoreOptions:
     None: the state directory, which then has one store. Without
     `byte_path` other nodes pull over gRPC. `pages_listen` is where the byte path listens
     (host:port or unix:PATH); None: beside the store's own address, on a free port. One
-    organisation's prompts hold at most `org_share` of the pages of a model.
+    organisation's prompts hold at most `org_share` of the pages of a model, and of the disk.
+    `disk_bytes` is what evicted blocks may take on disk; 0: none.
     """
 
     kv_bytes: int
@@ -32,6 +33,7 @@ class StoreOptions:
     byte_path: bool = True
     pages_listen: str | None = None
     org_share: float = 1.0
+    disk_bytes: int = 0
 
 
 def store_options(options: Mapping[str, Any]) -> StoreOptions:
@@ -47,6 +49,9 @@ def store_options(options: Mapping[str, Any]) -> StoreOptions:
     org_share = rest.pop("org_share", 1.0)
     if isinstance(org_share, bool) or not isinstance(org_share, (int, float)) or not 0 < org_share <= 1:
         raise ConfigError(f"options.org_share: expected a number above 0, at most 1, found {org_share!r}")
+    disk_bytes = rest.pop("disk_bytes", 0)
+    if disk_bytes != 0:
+        _positive(disk_bytes, "disk_bytes")
     pages_listen = rest.pop("pages_listen", None)
     for name, value in (("directory", directory), ("pages_listen", pages_listen)):
         if value is not None and not isinstance(value, str):
@@ -63,6 +68,7 @@ def store_options(options: Mapping[str, Any]) -> StoreOptions:
         byte_path,
         pages_listen,
         float(org_share),
+        disk_bytes,
     )
 
 

@@ -32,6 +32,7 @@ class PagePool(Holdings):
         """`org_share`: at most this part of all pages may hold one organisation's blocks."""
         super().__init__(pages)
         self._most_of_one = pages if org_share >= 1 else max(1, int(pages * org_share))
+        self._unshared = self._most_of_one >= pages
         self.hit_blocks = 0
         self.missed_blocks = 0
 
@@ -64,6 +65,8 @@ class PagePool(Holdings):
         beyond = [i for i in range(len(have), len(slots)) if slots[i].block_id in self.table.index]
         missing = [i for i in range(len(have), len(slots)) if slots[i].block_id not in self.table.index]
         readable = [*have, *(self.table.records[self.table.index[slots[i].block_id]] for i in beyond)]
+        for record in readable:
+            self.table.attribute(record, org)
         self.lease(owner, handoff_id, readable)
         try:
             self._keep_share(org, len(missing) + extra_pages, len(slots) + extra_pages)
@@ -93,7 +96,7 @@ class PagePool(Holdings):
 
         Raises OutOfPages if all are in use, InvalidRequest for what is larger than its share.
         """
-        if self._most_of_one >= len(self.table.records):
+        if self._unshared:
             return
         if whole > self._most_of_one:
             raise InvalidRequest(
@@ -101,16 +104,28 @@ class PagePool(Holdings):
                 code="pool_too_small",
                 param="prompt",
             )
-        aside = sum(
-            slot.aside is not None for h in self.handoffs.values() if h.org == org for slot in h.slots
-        )
-        while self.table.committed_of.get(org, 0) + aside + more > self._most_of_one:
+        for _ in range(self.over_share(org, more)):
             if not self.table.evict_of(org):
                 raise OutOfPages(
                     f"{more} pages are needed, and one organisation may have {self._most_of_one}"
                     f" of {len(self.table.records)}",
                     code="org_share",
                 )
+
+    def over_share(self, org: str, more: int) -> int:
+        """How many of its blocks an organisation must lose to have `more` pages; below 1 for none."""
+        if self._unshared:
+            return 0
+        aside = sum(
+            slot.aside is not None for h in self.handoffs.values() if h.org == org for slot in h.slots
+        )
+        return self.table.committed_of.get(org, 0) + aside + more - self._most_of_one
+
+    def admit(self, epoch: int, org: str, pages: int) -> list[Page]:
+        """Pages for blocks of an organisation that come from another tier: as many as there are."""
+        self.table.tick()
+        self._keep_share(org, pages, pages)
+        return self.grant(epoch, pages, partial=True)
 
     def draw(self, epoch: int, handoff_id: str, org: str, attempt: int) -> Drawn:
         """Takes the missing pages of a reservation for writing.
@@ -181,8 +196,12 @@ class PagePool(Holdings):
             if block.block_id == block.parent_id:
                 raise InvalidRequest("a block cannot continue itself", param="blocks")
 
-    def commit(self, epoch: int, lease_id: str, blocks: Sequence[Sealed], attempt: int = 0) -> list[Page]:
+    def commit(
+        self, epoch: int, lease_id: str, blocks: Sequence[Sealed], attempt: int = 0, org: str = ""
+    ) -> list[Page]:
         """Gives pages their ids for ever and leases them; returns the page that now has each id.
+
+        `org` is whose they are where neither a reservation nor a block before them says so.
 
         The first committer wins. A later one is handed the first page and keeps its
         own as granted. Whoever waits for a block is leased it and told.
@@ -191,7 +210,8 @@ class PagePool(Holdings):
         self.table.tick()
         owner = self.owner(epoch)
         handoff = self.handoffs.get(lease_id)
-        org = "" if handoff is None else handoff.org
+        if handoff is not None:
+            org = handoff.org
         winners: list[PageRecord] = []
         for block in blocks:
             record = self.table.records[block.page.index]
@@ -200,7 +220,9 @@ class PagePool(Holdings):
                 self.take_over(owner, lease_id, record, grant=winner is not None)
             if winner is None:
                 winner = record
-                self.table.commit(record, block.block_id, block.parent_id, block.checksum, org)
+                before = self.table.find(block.parent_id)
+                whose = org or ("" if before is None else before.org)
+                self.table.commit(record, block.block_id, block.parent_id, block.checksum, whose)
             if winner.block_id in self.wanted:
                 self.deliver(winner, epoch, lease_id)
             winners.append(winner)
@@ -225,6 +247,12 @@ class PagePool(Holdings):
         fresh = self.table.allocate(pages, epoch, partial=partial)
         owner.granted.update(r.index for r in fresh)
         return [r.handle for r in fresh]
+
+    def forget(self, org: str) -> None:
+        """No block of an organisation is found any more; what is leased goes with its lease."""
+        self.table.tick()
+        for record in self.table.of_organisation(org):
+            self.table.drop(record)
 
     # -- questions ----------------------------------------------------------
 

@@ -39,6 +39,7 @@ ALLOWED = {
     PAGES + "ListBlocks": ("router",),
     PAGES + "Pull": ("kvstore",),
     PAGES + "Stats": ("operator",),
+    PAGES + "Forget": ("operator",),
 }
 BLOCKS_PER_MESSAGE = 16384
 
@@ -107,7 +108,7 @@ class PagesService(pages_pb2_grpc.PagesServicer):
 
     async def Grant(self, request: pages_pb2.GrantRequest, context: Context) -> pages_pb2.GrantResponse:
         session = self._session(request, context)
-        pages = self._store.grant(session, request.pages, partial=request.partial)
+        pages = await self._store.grant(session, request.pages, partial=request.partial)
         return pages_pb2.GrantResponse(pages=_handles(pages))
 
     async def Lookup(self, request: pages_pb2.LookupRequest, context: Context) -> pages_pb2.LookupResponse:
@@ -145,6 +146,10 @@ class PagesService(pages_pb2_grpc.PagesServicer):
             pulled_blocks=pulled, pulled_bytes=pulled * session.arena.files.page_bytes
         )
 
+    async def Forget(self, request: pages_pb2.ForgetRequest, context: Context) -> pages_pb2.ForgetResponse:
+        await self._store.forget(named(request.organisation, "organisation"))
+        return pages_pb2.ForgetResponse()
+
     async def Stats(self, request: pages_pb2.StatsRequest, context: Context) -> pages_pb2.StatsResponse:
         response = pages_pb2.StatsResponse(node=self._node)
         for key, arena in self._store.arenas.items():
@@ -167,6 +172,19 @@ class PagesService(pages_pb2_grpc.PagesServicer):
                 sent_blocks=arena.sent_blocks,
             )
             response.violations.extend(f"{key.model}: {v}" for v in violations(arena.pool))
+        if (disk := self._store.tiers.disk) is not None:
+            response.disk.CopyFrom(
+                pages_pb2.DiskStats(
+                    limit_bytes=disk.books.limit_bytes,
+                    bytes=disk.books.bytes,
+                    blocks=disk.books.blocks,
+                    written_blocks=disk.written,
+                    loaded_blocks=disk.loaded,
+                    damaged_blocks=disk.damaged,
+                    refused_blocks=disk.refused,
+                    trouble=disk.trouble,
+                )
+            )
         return response
 
     async def _attach(self, attach: pages_pb2.Attach, name: str) -> Session:

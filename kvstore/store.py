@@ -23,6 +23,7 @@ from kvstore.files import ArenaFiles, ArenaKey, create_files, find_files
 from kvstore.options import StoreOptions
 from kvstore.owner_locks import OwnerLocks, OwnerNote
 from kvstore.owners import CommittedFrame, Sealed
+from kvstore.tiers import Tiers
 from mesh.errors import Conflict, NotFound, OutOfPages, PermissionDenied, StaleHandle, Unavailable
 from mesh.kv.layout import Layout
 from mesh.kv.page import CommitItem, Drawn, Held, Page, Reservation
@@ -77,11 +78,13 @@ class Store:
         self._creating = asyncio.Lock()
         self._stopping = False
         self.locks = OwnerLocks(state_dir / "owners", self._died)
+        self.tiers = Tiers(state_dir / "kv-disk", options, self.settle, self._off_disk)
 
     # -- life ---------------------------------------------------------------
 
     async def start(self) -> None:
         """Takes up what an earlier store left."""
+        await self.tiers.start()
         living = dict(self.locks.living())
         for files in find_files(self._state_dir):
             arena = self._map(files)
@@ -108,6 +111,7 @@ class Store:
     async def close(self) -> None:
         """Unmaps everything. Pages stay for a next store while a worker may use them, else they go."""
         await self.events.close()
+        await self.tiers.close()
         for arena in self.arenas.values():
             if not arena.pool.owners:
                 arena.files.remove()
@@ -198,10 +202,14 @@ class Store:
         if arena.pool.unverified(block_ids):
             await arena.verify(block_ids)
             self.session(session.epoch, session.number, session.worker)
-        try:
-            return arena.pool.reserve(session.epoch, handoff_id, org, block_ids, extra_pages, attempt)
-        finally:
-            self.settle(arena)
+        async with self.tiers.in_memory(arena, org, block_ids):
+            missing = sum(block_id not in arena.pool.table.index for block_id in block_ids)
+            await self.tiers.make_room(arena, missing + extra_pages, org)
+            self.session(session.epoch, session.number, session.worker)
+            try:
+                return arena.pool.reserve(session.epoch, handoff_id, org, block_ids, extra_pages, attempt)
+            finally:
+                self.settle(arena)
 
     def draw(self, session: Session, handoff_id: str, org: str, attempt: int) -> Drawn:
         """See `PagePool.draw`."""
@@ -236,8 +244,10 @@ class Store:
         session.arena.pool.release(session.epoch, lease_ids, granted)
         self.settle(session.arena)
 
-    def grant(self, session: Session, pages: int, *, partial: bool) -> list[Page]:
+    async def grant(self, session: Session, pages: int, *, partial: bool) -> list[Page]:
         """See `PagePool.grant`."""
+        await self.tiers.make_room(session.arena, pages)
+        self.session(session.epoch, session.number, session.worker)
         try:
             return session.arena.pool.grant(session.epoch, pages, partial=partial)
         finally:
@@ -252,16 +262,23 @@ class Store:
         ]
 
     def lookup(self, model: str, fingerprint: bytes, chains: Sequence[Sequence[bytes]]) -> list[int]:
-        """How many leading blocks of each chain are committed here."""
+        """How many leading blocks of each chain are here, in memory or on disk."""
         arenas = self.arenas_of(model, fingerprint)
-        return [max((a.pool.lookup(chain) for a in arenas), default=0) for chain in chains]
+        return [max((self.tiers.lookup(a, chain) for a in arenas), default=0) for chain in chains]
 
     def blocks(self, model: str, fingerprint: bytes) -> tuple[int, list[bytes]]:
         """Every committed block, and the event number that this is true at."""
         arenas = self.arenas_of(model, fingerprint)
         if not arenas:
             raise NotFound(f"this store has no pages of {model}")
-        return self.events.sequence, [b for a in arenas for b in a.pool.table.index]
+        return self.events.sequence, [b for a in arenas for b in self.tiers.blocks(a)]
+
+    async def forget(self, org: str) -> None:
+        """Nobody finds a block of an organisation any more, and nothing of it is on disk."""
+        for arena in self.arenas.values():
+            arena.pool.forget(org)
+            self.settle(arena)
+        await self.tiers.forget(org)
 
     # -- inside -------------------------------------------------------------
 
@@ -292,6 +309,7 @@ class Store:
                 except OSError as error:
                     raise OutOfPages(f"no memory for the pages of {key.model}: {error}") from error
                 arena = self.arenas[key] = self._map(files)
+                self._changed(arena, list(self.tiers.on_disk(arena)), ())
                 log.info("arena of %s: %d pages of %d bytes", key.model, pages, layout.page_bytes)
             return arena
 
@@ -312,7 +330,7 @@ class Store:
                 return
             if not arena.pool.owners:
                 log.info("arena of %s is not used and makes room", key.model)
-                self.events.record(key.model, key.fingerprint, (), list(arena.pool.table.index))
+                self._changed(arena, (), self.tiers.blocks(arena))
                 del self.arenas[key]
                 arena.files.remove()
                 arena.files.close()
@@ -320,11 +338,21 @@ class Store:
     def settle(self, arena: Arena) -> None:
         """Makes what an operation changed known: headers, news, frames."""
         changes, frames = arena.settle()
-        self.events.record(arena.key.model, arena.key.fingerprint, changes.stored, changes.removed)
+        self._changed(arena, changes.stored, self.tiers.lost(arena, changes.removed))
         for frame in frames:
             session = self._sessions.get(frame.epoch)
             if session is not None:
                 session.frames.put_nowait(frame)
+
+    def _off_disk(self, arena_name: str, block_ids: Sequence[bytes]) -> None:
+        """Blocks that are on disk no longer."""
+        for arena in self.arenas.values():
+            if arena.name == arena_name:
+                index = arena.pool.table.index
+                self._changed(arena, (), [b for b in block_ids if b not in index])
+
+    def _changed(self, arena: Arena, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        self.events.record(arena.key.model, arena.key.fingerprint, stored, removed)
 
     def _died(self, epoch: int) -> None:
         session = self._sessions.pop(epoch, None)

@@ -104,6 +104,11 @@ class PageTable:
         """Pages that could be granted now, unless a leased block pins its ancestors."""
         return self.counts[PageState.FREE] + self.counts[PageState.CACHED]
 
+    @property
+    def free_count(self) -> int:
+        """Pages that are free."""
+        return self.counts[PageState.FREE]
+
     def allocate(self, n: int, owner: int, *, partial: bool = False) -> list[PageRecord]:
         """All of `n` pages granted to `owner`, evicting what must go; OutOfPages otherwise.
 
@@ -153,7 +158,7 @@ class PageTable:
         """Gives a granted page its block id. The caller pins it: a commit is always a lease."""
         record.owner = 0
         record.org = org
-        self.committed_of[org] = self.committed_of.get(org, 0) + 1
+        self._counted(record, 1)
         record.block_id, record.parent_id, record.checksum = block_id, parent_id, checksum
         record.last_use = self._clock
         self.index[block_id] = record.index
@@ -189,6 +194,19 @@ class PageTable:
         else:
             self.free(record)
 
+    def attribute(self, record: PageRecord, org: str) -> None:
+        """Says whose a committed block is that was adopted without a name: only its own
+        organisation can ask for it, since the salt of the organisation is in its id."""
+        if record.org or not org:
+            return
+        self._counted(record, -1)
+        record.org = org
+        self._counted(record, 1)
+
+    def of_organisation(self, org: str) -> list[PageRecord]:
+        """The committed blocks of an organisation, and those of nobody known."""
+        return [self.records[i] for i in self.index.values() if self.records[i].org in (org, "")]
+
     def has_children(self, record: PageRecord) -> bool:
         """Whether a committed block continues this one."""
         return record.block_id in self._children
@@ -218,7 +236,7 @@ class PageTable:
                 record.owner = 0
                 self.index[record.block_id] = record.index
                 self._children[record.parent_id] = self._children.get(record.parent_id, 0) + 1
-                self.committed_of[""] = self.committed_of.get("", 0) + 1
+                self._counted(record, 1)
             self._become(record, state, whole=True)
         self._free = [r.index for r in reversed(self.records) if r.state is PageState.FREE]
         for record in self.records:
@@ -272,6 +290,27 @@ class PageTable:
             and not self.has_children(record)
         )
 
+    def next_to_go(self, n: int, org: str = "") -> list[PageRecord]:
+        """At most `n` blocks that eviction would take next, of one organisation if one is named."""
+        leaves = self._leaves_of.get(org, []) if org else self._leaves
+        found: dict[_Leaf, PageRecord] = {}
+        while leaves and len(found) < n:
+            leaf = heapq.heappop(leaves)
+            if self._is_leaf(*leaf):
+                found[leaf] = self.records[leaf[1]]
+        for leaf in found:
+            heapq.heappush(leaves, leaf)
+        return list(found.values())
+
+    def evict(self, record: PageRecord, last_use: int, generation: int) -> bool:
+        """Frees a block that could go when its last use and generation were these, if it still can."""
+        if not self._is_leaf(last_use, record.index, generation):
+            return False
+        self._unindex(record)
+        self.free(record)
+        self.evicted += 1
+        return True
+
     def evict_of(self, org: str) -> bool:
         """Frees the longest unused block of one organisation; False if all of them are in use."""
         return self._evict(self._leaves_of.get(org, []))
@@ -279,21 +318,20 @@ class PageTable:
     def _evict(self, leaves: list[_Leaf]) -> bool:
         """Frees the longest unused block that no committed block continues."""
         while leaves:
-            entry = heapq.heappop(leaves)
-            if self._is_leaf(*entry):
-                record = self.records[entry[1]]
-                self._unindex(record)
-                self.free(record)
-                self.evicted += 1
+            last_use, index, generation = heapq.heappop(leaves)
+            if self.evict(self.records[index], last_use, generation):
                 return True
         return False
 
-    def _unindex(self, record: PageRecord) -> None:
-        del self.index[record.block_id]
-        self.committed_of[record.org] -= 1
-        if not self.committed_of[record.org]:
+    def _counted(self, record: PageRecord, more: int) -> None:
+        left = self.committed_of[record.org] = self.committed_of.get(record.org, 0) + more
+        if not left:
             del self.committed_of[record.org]
             self._leaves_of.pop(record.org, None)
+
+    def _unindex(self, record: PageRecord) -> None:
+        del self.index[record.block_id]
+        self._counted(record, -1)
         self.changes.removed.append(record.block_id)
         left = self._children[record.parent_id] - 1
         if left:

@@ -120,6 +120,9 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--kv-memory", metavar="SIZE", help="memory for pages (default a quarter of what is free, ≤ 4G)"
     )
     up.add_argument(
+        "--kv-disk", metavar="SIZE", help="keep evicted pages on disk, at most so much (default: none)"
+    )
+    up.add_argument(
         "--listen", choices=("unix", "tcp"), help="between services: Unix sockets, or TCP with mutual TLS"
     )
     up.add_argument(
@@ -233,7 +236,7 @@ def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _add_organisations(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    orgs, group = _group(commands, "orgs", "Organisations: list, create, suspend, resume.")
+    orgs, group = _group(commands, "orgs", "Organisations: list, create, suspend, resume, forget.")
     orgs.set_defaults(action="list", json=False)
     listing = _leaf(group, "orgs", "list", "Shows the organisations.")
     listing.add_argument("--json", action="store_true", help="for programs")
@@ -241,6 +244,7 @@ def _add_organisations(commands: argparse._SubParsersAction[argparse.ArgumentPar
         ("create", "Makes an organisation. It may use nothing until it is granted."),
         ("suspend", "Refuses everything to an organisation."),
         ("resume", "Ends a suspension."),
+        ("forget", "Drops the KV pages of an organisation's prompts, in memory and on disk."),
     ):
         _leaf(group, "orgs", action, text).add_argument("id")
     grants, group = _group(

@@ -53,6 +53,7 @@ async def _add_own(process: dict[str, Any], token: str) -> None:
             if name == "kvmesh_kv_moved_blocks_total":
                 way = f"{labels.get('way', '')}_blocks"
                 process[way] = process.get(way, 0) + int(value)
+        process["disk"] = disk(samples)
         process["invariant_violations"] = int(total(samples, "kvmesh_kv_invariant_violations"))
     else:
         process["running"] = int(total(samples, "kvmesh_num_requests_running"))
@@ -67,6 +68,12 @@ def pages(samples: Samples) -> dict[str, int]:
             found[labels["state"]] += int(value)
     found["total"] = sum(found[state] for state in PAGE_STATES if state != "total")
     return found
+
+
+def disk(samples: Samples) -> dict[str, int] | None:
+    """Bytes of evicted blocks on disk; None where they are not kept."""
+    found = {labels["kind"]: int(value) for name, labels, value in samples if name == "kvmesh_kv_disk_bytes"}
+    return {**found, "failing": int(total(samples, "kvmesh_kv_disk_failing"))} if found else None
 
 
 def _text(status: Mapping[str, Any]) -> str:
@@ -85,6 +92,9 @@ def _row(process: Mapping[str, Any]) -> tuple[str, ...]:
     if "pages" in process:
         held = process["pages"]
         work = f"{held['leased']} leased, {held['cached']} cached of {held['total']} pages"
+        if (kept := process["disk"]) is not None:
+            work += f", {kept['used'] >> 20} of {kept['limit'] >> 20} MiB on disk"
+            work += "; THE DISK TAKES NOTHING" if kept["failing"] else ""
         if process["invariant_violations"]:
             work += f"; {process['invariant_violations']} BROKEN INVARIANTS"
     elif "running" in process:

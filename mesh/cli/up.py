@@ -71,6 +71,8 @@ def options_of(arguments: argparse.Namespace) -> MeshOptions:
     flags: dict[str, Any] = {name: getattr(arguments, name) for name in _FLAGS}
     if arguments.kv_memory is not None:
         flags["kv_bytes"] = parse_size(arguments.kv_memory)
+    if arguments.kv_disk is not None:
+        flags["kv_disk_bytes"] = parse_size(arguments.kv_disk)
     if "state" not in values or arguments.state != DEFAULT_STATE:
         values["state"] = arguments.state
     if "models" not in values and (stored := stored_models(values["state"] / "models.json")) is not None:

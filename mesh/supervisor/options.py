@@ -42,7 +42,7 @@ class MeshOptions:
     """One mesh. `kv_bytes` None: a quarter of the free memory, at most 4 GiB.
 
     `nodes`: the workers of each node by role, where there are several; `prefill` and
-    `decode` are their sums then. Nodes share `kv_bytes` equally.
+    `decode` are their sums then. Nodes share `kv_bytes` and `kv_disk_bytes` equally.
 
     `role_options` adds options to every process of a role.
     """
@@ -58,6 +58,8 @@ class MeshOptions:
     encode: int = 1
     models: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULT_MODELS))
     kv_bytes: int | None = None
+    # Evicted blocks on disk; None: none. It is tenants' text.
+    kv_disk_bytes: int | None = None
     page_pool: int | None = None
     threads: int | None = None
     pin: bool = False
@@ -110,6 +112,8 @@ class MeshOptions:
             raise OptionsError(f"--host {self.host}: an address that others can reach needs --tls")
         if self.kv_bytes is not None and self.kv_bytes < 1024 * 1024:
             raise OptionsError("--kv-memory: at least 1M")
+        if self.kv_disk_bytes is not None and self.kv_disk_bytes < 1024 * 1024:
+            raise OptionsError("--kv-disk: at least 1M")
 
 
 def parse_model(text: str) -> tuple[str, str]:
@@ -218,6 +222,7 @@ _FILE_FIELDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
     "decode": ("decode", int),
     "encode": ("encode", int),
     "kv_memory": ("kv_bytes", (str, int)),
+    "kv_disk": ("kv_disk_bytes", (str, int)),
     "page_pool": ("page_pool", int),
     "threads": ("threads", int),
     "pin": ("pin", bool),
@@ -238,7 +243,7 @@ def _field(name: str, value: Any, path: Path) -> Any:
     target, kind = _FILE_FIELDS[name]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise OptionsError(f"--config {path}: {name}: not a value of the right type: {value!r}")
-    if target == "kv_bytes":
+    if target in ("kv_bytes", "kv_disk_bytes"):
         return parse_size(str(value))
     if target in ("state", "cert", "key"):
         return Path(str(value))

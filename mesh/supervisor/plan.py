@@ -153,6 +153,8 @@ class Plan:
             "kv_bytes": self._kv_bytes // len(self.nodes),
             "models": self._models_at_start,
         }
+        if self.options.kv_disk_bytes is not None:
+            options["disk_bytes"] = self.options.kv_disk_bytes // len(self.nodes)
         if self.options.page_pool is not None:
             options["page_pool"] = self.options.page_pool
         return [

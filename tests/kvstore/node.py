@@ -72,6 +72,8 @@ class Node:
     store: Store = field(init=False)
     tcp: bool = False
     grpc_only: bool = False
+    disk_bytes: int = 0
+    org_share: float = 1.0
     transfers: Transfers = field(init=False)
     links: Links = field(init=False)
     byte_path: LinkServer = field(init=False)
@@ -98,7 +100,13 @@ class Node:
             tls=False,
             identity=self.ca.issue(self.path / "id", role="kvstore", name="kvstore-0"),
             metrics=MetricsConfig("127.0.0.1", 0, token),
-            options={"kv_bytes": 1 << 20, "page_pool": self.pages, "debug_fill": self.debug_fill},
+            options={
+                "kv_bytes": 1 << 20,
+                "page_pool": self.pages,
+                "debug_fill": self.debug_fill,
+                "disk_bytes": self.disk_bytes,
+                "org_share": self.org_share,
+            },
         )
 
     async def start(self) -> None:
@@ -108,7 +116,13 @@ class Node:
             self.events.append(data)
 
         config = self.config()
-        options = StoreOptions(kv_bytes=1 << 20, page_pool=self.pages, debug_fill=self.debug_fill)
+        options = StoreOptions(
+            kv_bytes=1 << 20,
+            page_pool=self.pages,
+            debug_fill=self.debug_fill,
+            disk_bytes=self.disk_bytes,
+            org_share=self.org_share,
+        )
         self.store = Store(self.path, options, publish=publish)
         await self.store.start()
         self._server = RpcServer(config, ServiceIdentity.load(config.identity), allowed=ALLOWED)

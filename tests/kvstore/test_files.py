@@ -141,7 +141,7 @@ async def test_a_next_store_takes_up_every_arena(state: Path) -> None:
     store = Store(state, StoreOptions(kv_bytes=16 * 2048, models=2))
     for model in ("a", "b"):
         session = await store.attach(f"w-{model}", model, FINGERPRINT, LAYOUT)
-        (page,) = store.grant(session, 1, partial=False)
+        (page,) = await store.grant(session, 1, partial=False)
         files = session.arena.files
         files.page(page.index)[:] = bytes(2048)
         await store.commit(session, "x", [CommitItem(page, model.encode() * 16, b"r" * 16)], 0)

@@ -889,6 +889,40 @@ class FetchResponse(_message.Message):
 Global___FetchResponse: _TypeAlias = FetchResponse  # noqa: Y015
 
 @_typing.final
+class ForgetRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORGANISATION_FIELD_NUMBER: _builtins.int
+    organisation: _builtins.str
+    def __init__(
+        self,
+        *,
+        organisation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["organisation", b"organisation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetRequest: _TypeAlias = ForgetRequest  # noqa: Y015
+
+@_typing.final
+class ForgetResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetResponse: _TypeAlias = ForgetResponse  # noqa: Y015
+
+@_typing.final
 class StatsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -972,6 +1006,7 @@ class StatsResponse(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     ARENAS_FIELD_NUMBER: _builtins.int
     VIOLATIONS_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     @_builtins.property
     def arenas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArenaStats]: ...
@@ -979,17 +1014,66 @@ class StatsResponse(_message.Message):
     def violations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Empty when every invariant of the page pool holds."""
 
+    @_builtins.property
+    def disk(self) -> Global___DiskStats:
+        """Unset where evicted blocks are not kept."""
+
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
         arenas: _abc.Iterable[Global___ArenaStats] | None = ...,
         violations: _abc.Iterable[_builtins.str] | None = ...,
+        disk: Global___DiskStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arenas", b"arenas", "node", b"node", "violations", b"violations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arenas", b"arenas", "disk", b"disk", "node", b"node", "violations", b"violations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatsResponse: _TypeAlias = StatsResponse  # noqa: Y015
+
+@_typing.final
+class DiskStats(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    WRITTEN_BLOCKS_FIELD_NUMBER: _builtins.int
+    LOADED_BLOCKS_FIELD_NUMBER: _builtins.int
+    DAMAGED_BLOCKS_FIELD_NUMBER: _builtins.int
+    REFUSED_BLOCKS_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
+    limit_bytes: _builtins.int
+    bytes: _builtins.int
+    blocks: _builtins.int
+    written_blocks: _builtins.int
+    """Since the store began: written, given back to memory, found damaged or missing when
+    they were read, refused by the disk.
+    """
+    loaded_blocks: _builtins.int
+    damaged_blocks: _builtins.int
+    refused_blocks: _builtins.int
+    trouble: _builtins.str
+    """Why the disk takes nothing now; empty when all is well."""
+    def __init__(
+        self,
+        *,
+        limit_bytes: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        blocks: _builtins.int = ...,
+        written_blocks: _builtins.int = ...,
+        loaded_blocks: _builtins.int = ...,
+        damaged_blocks: _builtins.int = ...,
+        refused_blocks: _builtins.int = ...,
+        trouble: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "bytes", b"bytes", "damaged_blocks", b"damaged_blocks", "limit_bytes", b"limit_bytes", "loaded_blocks", b"loaded_blocks", "refused_blocks", b"refused_blocks", "trouble", b"trouble", "written_blocks", b"written_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiskStats: _TypeAlias = DiskStats  # noqa: Y015

@@ -84,6 +84,11 @@ class PagesStub:
                 request_serializer=kvmesh_dot_v1_dot_pages__pb2.FetchRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_v1_dot_pages__pb2.FetchResponse.FromString,
                 _registered_method=True)
+        self.Forget = channel.unary_unary(
+                '/kvmesh.v1.Pages/Forget',
+                request_serializer=kvmesh_dot_v1_dot_pages__pb2.ForgetRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_v1_dot_pages__pb2.ForgetResponse.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/kvmesh.v1.Pages/Stats',
                 request_serializer=kvmesh_dot_v1_dot_pages__pb2.StatsRequest.SerializeToString,
@@ -143,7 +148,7 @@ class PagesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Lookup(self, request, context):
-        """How many leading blocks of each chain are committed here.
+        """How many leading blocks of each chain are here, in memory or on disk.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,6 +172,13 @@ class PagesServicer:
     def Fetch(self, request, context):
         """Brings the missing blocks of a reservation here from another node's store.
         They arrive on the session as they are committed; the answer comes after the last.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Forget(self, request, context):
+        """Nobody finds a block of the organisation any more, and nothing of it is on disk.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -230,6 +242,11 @@ def add_PagesServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=kvmesh_dot_v1_dot_pages__pb2.FetchRequest.FromString,
                     response_serializer=kvmesh_dot_v1_dot_pages__pb2.FetchResponse.SerializeToString,
+            ),
+            'Forget': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forget,
+                    request_deserializer=kvmesh_dot_v1_dot_pages__pb2.ForgetRequest.FromString,
+                    response_serializer=kvmesh_dot_v1_dot_pages__pb2.ForgetResponse.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -507,6 +524,33 @@ class Pages:
             '/kvmesh.v1.Pages/Fetch',
             kvmesh_dot_v1_dot_pages__pb2.FetchRequest.SerializeToString,
             kvmesh_dot_v1_dot_pages__pb2.FetchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.v1.Pages/Forget',
+            kvmesh_dot_v1_dot_pages__pb2.ForgetRequest.SerializeToString,
+            kvmesh_dot_v1_dot_pages__pb2.ForgetResponse.FromString,
             options,
             channel_credentials,
             insecure,

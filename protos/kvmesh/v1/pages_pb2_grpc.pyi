@@ -54,7 +54,7 @@ class PagesStub:
     Grant: _grpc.UnaryUnaryMultiCallable[_pages_pb2.GrantRequest, _pages_pb2.GrantResponse]
     """Pages to write to, without a reservation."""
     Lookup: _grpc.UnaryUnaryMultiCallable[_pages_pb2.LookupRequest, _pages_pb2.LookupResponse]
-    """How many leading blocks of each chain are committed here."""
+    """How many leading blocks of each chain are here, in memory or on disk."""
     ListBlocks: _grpc.UnaryStreamMultiCallable[_pages_pb2.ListBlocksRequest, _pages_pb2.ListBlocksResponse]
     """Every committed block of a model, with the event sequence number it is true at."""
     Pull: _grpc.UnaryStreamMultiCallable[_pages_pb2.PullRequest, _pages_pb2.PullResponse]
@@ -65,6 +65,8 @@ class PagesStub:
     """Brings the missing blocks of a reservation here from another node's store.
     They arrive on the session as they are committed; the answer comes after the last.
     """
+    Forget: _grpc.UnaryUnaryMultiCallable[_pages_pb2.ForgetRequest, _pages_pb2.ForgetResponse]
+    """Nobody finds a block of the organisation any more, and nothing of it is on disk."""
     Stats: _grpc.UnaryUnaryMultiCallable[_pages_pb2.StatsRequest, _pages_pb2.StatsResponse]
 
 @_typing.type_check_only
@@ -93,7 +95,7 @@ class PagesAsyncStub(PagesStub):
     Grant: _aio.UnaryUnaryMultiCallable[_pages_pb2.GrantRequest, _pages_pb2.GrantResponse]  # type: ignore[assignment]
     """Pages to write to, without a reservation."""
     Lookup: _aio.UnaryUnaryMultiCallable[_pages_pb2.LookupRequest, _pages_pb2.LookupResponse]  # type: ignore[assignment]
-    """How many leading blocks of each chain are committed here."""
+    """How many leading blocks of each chain are here, in memory or on disk."""
     ListBlocks: _aio.UnaryStreamMultiCallable[_pages_pb2.ListBlocksRequest, _pages_pb2.ListBlocksResponse]  # type: ignore[assignment]
     """Every committed block of a model, with the event sequence number it is true at."""
     Pull: _aio.UnaryStreamMultiCallable[_pages_pb2.PullRequest, _pages_pb2.PullResponse]  # type: ignore[assignment]
@@ -104,6 +106,8 @@ class PagesAsyncStub(PagesStub):
     """Brings the missing blocks of a reservation here from another node's store.
     They arrive on the session as they are committed; the answer comes after the last.
     """
+    Forget: _aio.UnaryUnaryMultiCallable[_pages_pb2.ForgetRequest, _pages_pb2.ForgetResponse]  # type: ignore[assignment]
+    """Nobody finds a block of the organisation any more, and nothing of it is on disk."""
     Stats: _aio.UnaryUnaryMultiCallable[_pages_pb2.StatsRequest, _pages_pb2.StatsResponse]  # type: ignore[assignment]
 
 class PagesServicer(metaclass=_abc_1.ABCMeta):
@@ -171,7 +175,7 @@ class PagesServicer(metaclass=_abc_1.ABCMeta):
         request: _pages_pb2.LookupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pages_pb2.LookupResponse, _abc.Awaitable[_pages_pb2.LookupResponse]]:
-        """How many leading blocks of each chain are committed here."""
+        """How many leading blocks of each chain are here, in memory or on disk."""
 
     @_abc_1.abstractmethod
     def ListBlocks(
@@ -200,6 +204,14 @@ class PagesServicer(metaclass=_abc_1.ABCMeta):
         """Brings the missing blocks of a reservation here from another node's store.
         They arrive on the session as they are committed; the answer comes after the last.
         """
+
+    @_abc_1.abstractmethod
+    def Forget(
+        self,
+        request: _pages_pb2.ForgetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pages_pb2.ForgetResponse, _abc.Awaitable[_pages_pb2.ForgetResponse]]:
+        """Nobody finds a block of the organisation any more, and nothing of it is on disk."""
 
     @_abc_1.abstractmethod
     def Stats(
