@@ -44,11 +44,12 @@ async def serve(runtime: ServiceRuntime) -> None:
         lambda address: runtime.channel(address, "kvstore"),
         links,
         compress=options.compress,
+        faults=runtime.faults,
     )
     byte_path = LinkServer(
         transfers.export, runtime.verifier, server_tls(config.identity) if config.tls else None
     )
-    service = PagesService(store, transfers, runtime.verifier, node=config.node)
+    service = PagesService(store, transfers, runtime.verifier, node=config.node, faults=runtime.faults)
     pages_pb2_grpc.add_PagesServicer_to_server(service, rpc.server)
     await rpc.start([SERVICE_NAME])
     byte_path.listen(options.pages_listen or _beside(config))

@@ -25,6 +25,7 @@ from kvstore.store import Frame, Session, Store
 from kvstore.table import PageState
 from kvstore.transfers import Transfers
 from mesh.errors import InvalidRequest, PermissionDenied
+from mesh.faults import NO_FAULTS, Action, FaultPoints
 from mesh.identity import TokenVerifier
 from mesh.kv.layout import layout_from_proto
 from mesh.kv.page import CommitItem, Held, Page
@@ -49,11 +50,20 @@ Context = Any
 class PagesService(pages_pb2_grpc.PagesServicer):
     """One per process."""
 
-    def __init__(self, store: Store, transfers: Transfers, verifier: TokenVerifier, *, node: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        transfers: Transfers,
+        verifier: TokenVerifier,
+        *,
+        node: str,
+        faults: FaultPoints = NO_FAULTS,
+    ) -> None:
         self._store = store
         self._transfers = transfers
         self._verifier = verifier
         self._node = node
+        self._faults = faults
 
     async def Attach(
         self, request_iterator: AsyncIterator[pages_pb2.AttachRequest], context: Context
@@ -66,6 +76,11 @@ class PagesService(pages_pb2_grpc.PagesServicer):
         try:
             yield pages_pb2.AttachResponse(attached=self._attached(session))
             while (frame := await session.frames.get()) is not None:
+                fault = self._faults.at("page_leased")
+                if fault is not None and fault.action is Action.DELAY:
+                    await asyncio.sleep(fault.seconds)
+                elif fault is not None:
+                    yield _frame(frame)
                 yield _frame(frame)
         finally:
             clean = goodbye.done() and not goodbye.cancelled() and goodbye.result()

@@ -15,8 +15,10 @@ from kvstore.framing import SCHEME
 from kvstore.imports import Fetching, Import, Source
 from kvstore.links import Links, LinkSource
 from kvstore.peers import Dial, GrpcSource
+from kvstore.spoiling import spoilt
 from kvstore.store import Session, Store
 from mesh.errors import InvalidRequest
+from mesh.faults import NO_FAULTS, FaultPoints
 from mesh.identity import TokenVerifier
 from mesh.kv.layout import layout_from_proto, layout_to_proto
 
@@ -28,13 +30,21 @@ class Transfers:
     byte path; `compress` deflates pages on the way here."""
 
     def __init__(
-        self, store: Store, verifier: TokenVerifier, dial: Dial, links: Links, *, compress: bool = False
+        self,
+        store: Store,
+        verifier: TokenVerifier,
+        dial: Dial,
+        links: Links,
+        *,
+        compress: bool = False,
+        faults: FaultPoints = NO_FAULTS,
     ) -> None:
         self._store = store
         self._verifier = verifier
         self._dial = dial
         self._links = links
         self._compress = compress
+        self._faults = faults
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._layouts: dict[bytes, tuple[bytes, str]] = {}
 
@@ -51,7 +61,8 @@ class Transfers:
         wanted = Wanted(request.handoff_id, org, block_ids(request.block_ids), request.wait)
         arena = matching(self._store.arenas.values(), key, layout)
         async for batch in exported(arena, wanted, self._store.settle):
-            yield batch
+            # Nothing left of a batch is the end of the answer.
+            yield spoilt(batch, self._faults)
 
     async def fetch(self, session: Session, order: Fetching, address: str, capability: str) -> int:
         """Brings the missing blocks of a reservation here; how many came. See `Import.run`."""

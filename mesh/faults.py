@@ -33,6 +33,10 @@ class Action(StrEnum):
     DROP = "drop"
     DUPLICATE = "duplicate"
     CORRUPT = "corrupt"
+    TRUNCATE = "truncate"
+    # Intact bytes of another page; bytes that the page held in an earlier life.
+    FOREIGN = "foreign"
+    STALE = "stale"
 
 
 _SIGNALS = frozenset({Action.KILL, Action.HANG})
@@ -53,6 +57,12 @@ POINTS: Mapping[str, frozenset[Action]] = {
     "step": frozenset({Action.DELAY}),
     # A prefill worker's commit; what is corrupted is the page, after it.
     "commit": frozenset({Action.DELAY, Action.DROP, Action.DUPLICATE, Action.CORRUPT}),
+    # A page that a KV store sends to another node's.
+    "page_sent": frozenset(
+        {Action.DROP, Action.DUPLICATE, Action.CORRUPT, Action.TRUNCATE, Action.FOREIGN, Action.STALE}
+    ),
+    # A reservation's news that a KV store tells a worker: which blocks it now has.
+    "page_leased": frozenset({Action.DELAY, Action.DUPLICATE}),
 }
 
 
