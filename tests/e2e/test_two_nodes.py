@@ -80,3 +80,46 @@ async def test_a_death_on_either_node_costs_nothing_but_time(apart: Mesh, role: 
             break
         await asyncio.sleep(0.05)
     assert apart.leased() == 0
+
+
+@pytest.mark.parametrize("hits", [0, 1, 2])
+async def test_every_length_around_the_page_border(apart: Mesh, hits: int) -> None:
+    """B61: 1 to 3P+1 tokens after local hits of 0, 1 and 2 pages; pages fit one to one, the rest is computed here."""
+    import engine
+    from engine.generate import generate
+    from engine.sampling import SamplingParams
+
+    page = 16
+    executor = engine.load("tiny:seed=1", threads=1)
+    draw = random.Random(61 + hits)
+    async with apart.grpc() as stub:
+        for length in range(hits * page + 1, 3 * page + 2):
+            ids = [draw.randrange(256) for _ in range(length)]
+            if hits:
+                # Decode's own store has these: one more token and a whole page is the prompt's.
+                await apart.generate("tiny", [*ids[: hits * page], 1], tokens=1, stub=stub)
+            got, usage = await apart.generate("tiny", ids, tokens=4, stub=stub)
+            assert got == generate(executor, ids, SamplingParams(temperature=0), 4), length
+            assert usage.cached_tokens == hits * page, length
+
+
+async def test_a_token_in_any_chunk_of_a_prompt_is_seen(apart: Mesh) -> None:
+    """B59: prompts that differ in one token, in each fifth of 2,000, while other prompts are computed."""
+    import engine
+    from engine.generate import generate
+    from engine.sampling import SamplingParams
+
+    executor = engine.load("tiny:seed=1", threads=1)
+    draw = random.Random(59)
+    base = [draw.randrange(256) for _ in range(2000)]
+    prompts = []
+    for place in (0, 399, 400, 401, 799, 800, 1200, 1599, 1600, 1990):
+        # Each begins anew: nothing of one is cached for another.
+        changed = [draw.randrange(256), *base[1:]]
+        changed[place] = (base[place] + 1) % 256
+        prompts.append(changed)
+    async with apart.grpc() as stub:
+        answers = await asyncio.gather(*(apart.generate("tiny", p, tokens=8, stub=stub) for p in prompts))
+    for prompt, (got, usage) in zip(prompts, answers, strict=True):
+        assert got == generate(executor, prompt, SamplingParams(temperature=0), 8)
+        assert usage.cached_tokens <= 32

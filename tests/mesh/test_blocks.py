@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,3 +110,21 @@ def test_wrong_input_is_an_error() -> None:
         block_id(ROOT, [2**32])
     with pytest.raises(ValueError, match="at least one"):
         chain(ROOT, [1], 0)
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "1", "4711", "random"])
+def test_ids_are_the_same_in_every_process(hash_seed: str) -> None:
+    """B75: whatever Python's own hash is seeded with, prefill and decode name a block alike."""
+    program = (
+        "from mesh.blocks import *\n"
+        "root = root_id(b's' * 32, content_fingerprint(b'weights', 'f32', 16, 'rope', 'reference-1'))\n"
+        "print(chain(root, range(64), 16, [('adapter', b'gold')])[-1].hex())"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert said == chain(ROOT, range(64), 16, [("adapter", b"gold")])[-1].hex()
