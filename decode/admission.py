@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from decode.alone import Alone
 from decode.frames import Ending, Ready, Refusal, Refused, Reserved, SourcesFailed
 from decode.grammars import WorkerGrammars
 from decode.handover import Handover
@@ -54,6 +55,7 @@ class Admission:
         self._verify = verify
         self._grammars = grammars
         self._page_tokens = loop.limits.page_tokens
+        self._alone = Alone(kv, loop.scheduler, self._page_tokens, lambda: loop.step_s, self._goes_alone)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, opening: Opening, session: RouterSession) -> None:
@@ -120,12 +122,13 @@ class Admission:
         if request.phase is Phase.HANDING_OVER:
             request.arrived(blocks, self._page_tokens)
             if request.missing_blocks == 0:
-                self._begin(request, {})
+                self._begin(request)
 
     def drawn(self, request: Request, drawn: Drawn) -> None:
         if request.phase is Phase.HANDING_OVER:
             request.arrived(drawn.committed, self._page_tokens)
-            self._begin(request, {i: page for i, page in drawn.writable if request.prefix[i] is None})
+            writable = {i: page for i, page in drawn.writable if request.prefix[i] is None}
+            self._begin(request, writable, request.attempt)
 
     def failed(self, request: Request, error: MeshError) -> None:
         if isinstance(error, (NotFound, StaleHandle)):
@@ -139,6 +142,10 @@ class Admission:
         log.info("the blocks of %s do not come: %s", request.handoff_id, error)
         if request.phase is Phase.HANDING_OVER and attempt == request.attempt:
             request.session.send(SourcesFailed(request.handoff_id, attempt, error))
+
+    def store_away(self) -> None:
+        """The session with the store broke."""
+        self._alone.went_away()
 
     def lost(self, handoff_id: str) -> None:
         """The store could not keep its leases: no page of the request may be used for an answer."""
@@ -175,7 +182,7 @@ class Admission:
             if request.closing:
                 # Cancelled meanwhile: nothing was taken for it, and nothing may be.
                 return
-            await handover.reserve()
+            await self._reserve(request, handover)
         except MeshError as error:
             self._refuse(request, error)
             return
@@ -183,7 +190,26 @@ class Admission:
             log.exception("request %s could not be taken", opening.request_id)
             self._refuse(request, InternalError("the request could not be taken"))
             return
+
+    async def _reserve(self, request: Request, handover: Handover) -> None:
+        """Reserves at the store; while that is away, begins without it."""
+        try:
+            await handover.reserve()
+        except Unavailable:
+            if await self._alone.back_soon():
+                await handover.reserve()
+            elif request.closing or self._alone.take_on(request):
+                return
+            else:
+                raise
         self._reserved(request, handover)
+
+    def _goes_alone(self, request: Request) -> None:
+        have = request.opening.prefix_blocks - request.missing_blocks
+        request.session.send(Reserved(request.handoff_id, have, alone=True))
+        assert isinstance(request.handover, Handover)
+        request.handover.give_up()
+        self._begun(request)
 
     def _reserved(self, request: Request, handover: Handover) -> None:
         if request.closing:
@@ -191,7 +217,7 @@ class Admission:
         have = request.opening.prefix_blocks - request.missing_blocks
         request.session.send(Reserved(request.handoff_id, have))
         if request.missing_blocks == 0:
-            self._begin(request, {})
+            self._begin(request)
         else:
             handover.follow()
 
@@ -214,9 +240,12 @@ class Admission:
             log.warning("request %s refused: %s", request.opening.request_id, error)
         request.session.send(Refused(request.handoff_id, reason, error))
 
-    def _begin(self, request: Request, drawn: dict[int, Page]) -> None:
-        request.begin(self._page_tokens, drawn)
-        if not drawn:
+    def _begin(self, request: Request, drawn: Mapping[int, Page] | None = None, attempt: int = 0) -> None:
+        request.begin(self._page_tokens, drawn or {}, attempt)
+        self._begun(request)
+
+    def _begun(self, request: Request) -> None:
+        if not request.computes_prefix:
             request.ready_sent = True
             request.ready_ns = time.time_ns()
             request.session.send(Ready(request.handoff_id))

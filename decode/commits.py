@@ -91,10 +91,9 @@ class Commits:
 
     async def _commit(self, request: Request, blocks: list[FullBlock]) -> None:
         items = [CommitItem(block.page, block.block_id, block.parent_id) for block in blocks]
-        # Drawn pages belong to an attempt; pages of this worker's own growth do not.
-        attempt = request.attempt if request.computes_prefix else 0
         try:
-            winners = await self._kv.commit(request.handoff_id, items, attempt=attempt)
+            # Drawn pages belong to an attempt; pages of this worker's own do not.
+            winners = await self._kv.commit(request.handoff_id, items, attempt=request.drawn_attempt)
         except Unavailable as error:
             log.info("commit of %s waits: %s", request.handoff_id, error)
             self._waiting[request] = blocks + self._waiting.get(request, [])

@@ -62,8 +62,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
+    """`alone`: the store is away and this worker computes the rest itself."""
+
     handoff_id: str
     have: int
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

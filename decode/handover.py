@@ -83,6 +83,11 @@ class Handover:
         if self._taking is None or self._taking.done():
             self._taking = asyncio.create_task(self._draw())
 
+    def give_up(self) -> None:
+        """Nothing is expected of the store any more: this worker goes on without it."""
+        self.stop_pulling()
+        self.stop_following()
+
     async def stop(self) -> None:
         """Ends watching and drawing. Afterwards nothing more is taken for the request."""
         for task in (self._follower, self._pulling):
@@ -122,8 +127,13 @@ class Handover:
                 await asyncio.sleep(DRAW_RETRY_S)
             except MeshError as error:
                 if not isinstance(error, StaleAttempt) or attempt == request.attempt:
-                    self._desk.failed(request, error)
+                    self._cannot_draw(error)
                     return
             else:
                 self._desk.drawn(request, drawn)
                 return
+
+    def _cannot_draw(self, error: MeshError) -> None:
+        """One that went on alone meanwhile does not need to."""
+        if self._request.phase is Phase.HANDING_OVER:
+            self._desk.failed(self._request, error)

@@ -89,6 +89,11 @@ class DecodeLoop:
 
     # What other coroutines may call.
 
+    @property
+    def step_s(self) -> float:
+        """What a step took of late."""
+        return self._telemetry.step_s
+
     def post(self, action: Callable[[], None]) -> None:
         """Runs `action` on the event loop between two steps."""
         self._inbox.append(action)

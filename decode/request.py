@@ -43,7 +43,8 @@ class Phase(Enum):
 class Request:
     """`prefix` has one entry per whole block before the tail: its leased page, or None.
 
-    `spare` are own pages in no table yet. `attempt` is the highest one heard of.
+    `spare` are own pages in no table yet. `attempt` is the highest one heard of, `drawn_attempt`
+    the one under which pages of the reservation were drawn, 0 if none were.
     A `spoilt` one has lost pages: what a step makes of it is worth nothing. Until
     its first token is sampled a request has one choice, the stem, from which the n
     choices fork. `scored` are the log-probabilities of its prompt, where they are asked for.
@@ -61,6 +62,7 @@ class Request:
     finished: int = 0
     forked: bool = False
     computes_prefix: bool = False
+    drawn_attempt: int = 0
     ready_sent: bool = False
     spoilt: bool = False
     computed_prompt_tokens: int = 0
@@ -99,6 +101,11 @@ class Request:
         return len(self.choices) if self.forked else self.opening.n - len(self.dropped)
 
     @property
+    def filling(self) -> bool:
+        """Whether its prompt is being computed here."""
+        return self.phase is Phase.RUNNING and self.computes_prefix and not self.forked
+
+    @property
     def scoring(self) -> bool:
         """Whether what is computed now is a prompt whose tokens are to be scored."""
         return self.opening.prompt_logprobs is not None and not self.forked
@@ -130,8 +137,11 @@ class Request:
         if self.choices and not self.forked:
             self.skip_leased(page_tokens)
 
-    def begin(self, page_tokens: int, drawn: Mapping[int, Page]) -> None:
-        """Makes the stem, at the first block that is not leased; `drawn` has a page for each of those."""
+    def begin(self, page_tokens: int, drawn: Mapping[int, Page], attempt: int = 0) -> None:
+        """Makes the stem, at the first block that is not leased; `drawn` has a page for each of those.
+
+        They were drawn from the reservation by `attempt`, or are own ones of this worker (0).
+        """
         table = [page if page is not None else drawn[index] for index, page in enumerate(self.prefix)]
         stem = Choice(
             index=self.opening.first_choice,
@@ -146,8 +156,20 @@ class Request:
         )
         self.choices = [stem]
         self.computes_prefix = bool(drawn)
+        self.drawn_attempt = attempt if drawn else 0
         self.phase = Phase.RUNNING
         self.skip_leased(page_tokens)
+
+    def begin_alone(self, page_tokens: int, extra: int, take: Take) -> bool:
+        """Begins on own pages for every missing block, with `extra` more; False if there are not as many."""
+        missing = [index for index, page in enumerate(self.prefix) if page is None]
+        pages = take(len(missing) + extra)
+        if pages is None:
+            return False
+        self.own.update(pages)
+        self.spare.extend(pages[len(missing) :])
+        self.begin(page_tokens, dict(zip(missing, pages, strict=False)))
+        return True
 
     def skip_leased(self, page_tokens: int) -> None:
         """Moves the stem over blocks that need no computing."""

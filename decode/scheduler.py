@@ -86,6 +86,12 @@ class Scheduler:
         return sum(r.phase in phases for r in self._requests.values())
 
     @property
+    def fill_steps(self) -> float:
+        """Steps that it takes to compute what is left of the prompts that this worker computes itself."""
+        left = sum(r.choices[0].waiting_tokens for r in self._requests.values() if r.filling)
+        return left / self._fill_tokens
+
+    @property
     def holders(self) -> int:
         """Requests that hold pages and are not on their way out."""
         return self.in_phase(Phase.HANDING_OVER, Phase.RUNNING)

@@ -48,6 +48,10 @@ async def serve(runtime: ServiceRuntime) -> None:
         if admission is not None:
             admission.lost(handoff_id)
 
+    def away() -> None:
+        if admission is not None:
+            admission.store_away()
+
     kv = await KvClient.attach(
         runtime.channel(config.kvstore, "kvstore"),
         worker=config.name,
@@ -55,6 +59,8 @@ async def serve(runtime: ServiceRuntime) -> None:
         fingerprint=fingerprint,
         layout=layout_of(info.layout),
         on_lost=lost,
+        on_away=away,
+        standby=True,
         protect=options.protect_pages,
     )
     executor.bind(kv.arena, kv.pages, kv.page_bytes)

@@ -109,8 +109,9 @@ def response(frame: Frame) -> decode_pb2.SessionResponse:
         case Beat(steps, running, waiting):
             beat = decode_pb2.Beat(steps=steps, running=running, waiting=waiting)
             return decode_pb2.SessionResponse(beat=beat)
-        case Reserved(handoff_id, have):
-            return decode_pb2.SessionResponse(reserved=decode_pb2.Reserved(handoff_id=handoff_id, have=have))
+        case Reserved(handoff_id, have, alone):
+            reserved = decode_pb2.Reserved(handoff_id=handoff_id, have=have, alone=alone)
+            return decode_pb2.SessionResponse(reserved=reserved)
         case Ready(handoff_id):
             return decode_pb2.SessionResponse(ready=decode_pb2.Ready(handoff_id=handoff_id))
         case SourcesFailed(handoff_id, attempt, error):

@@ -292,6 +292,11 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> MeshError:
     return fallback(message) if wire is None else _build(wire, message, error.code())
 
 
+def said_by_callee(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the service itself gave this error, so that it lives; a lost connection says nothing."""
+    return _detail_of(error) is not None
+
+
 def metadata_entries(metadata: Any) -> Iterable[tuple[str, str | bytes]]:
     """The entries of a call's metadata, whose type gRPC's stubs get wrong."""
     return metadata or ()

@@ -19,6 +19,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kvmesh.v1 import prefill_pb2, prefill_pb2_grpc
 
+from mesh.errors import said_by_callee
 from mesh.faults import NO_FAULTS, Action, FaultPoints
 
 
@@ -96,6 +97,8 @@ class PrefillRun:
                     self._on_complete()
         except grpc.aio.AioRpcError as error:
             lost = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+            # One that says so itself lives; it drains, is full, or its store is away.
+            lost = lost and not said_by_callee(error)
             fault = Fault.LOST if lost else Fault.REQUEST
             return RunFailure(f"the run ended with {error.code().name}", fault)
         except (asyncio.CancelledError, grpc.aio.UsageError):

@@ -63,8 +63,11 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
+    """`alone`: the worker computes what is missing itself, its store is away."""
+
     handoff_id: str
     have: int
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +224,8 @@ def frame(response: decode_pb2.SessionResponse) -> Frame | None:
     if kind == "beat":
         return Beat(response.beat.steps, response.beat.running, response.beat.waiting)
     if kind == "reserved":
-        return Reserved(response.reserved.handoff_id, response.reserved.have)
+        reserved = response.reserved
+        return Reserved(reserved.handoff_id, reserved.have, reserved.alone)
     if kind == "ready":
         return Ready(response.ready.handoff_id)
     if kind == "refused":

@@ -18,7 +18,7 @@ class Books:
     """Leases, owned pages, and the local pool of idle ones."""
 
     def __init__(self) -> None:
-        self._idle: list[Page] = []
+        self._idle: dict[int, Page] = {}
         self._owned = Owned()
         self._drawn: dict[str, dict[int, Page]] = {}
         self._leases: dict[str, dict[int, tuple[Page, bytes]]] = {}
@@ -47,30 +47,27 @@ class Books:
 
     def store(self, pages: Iterable[Page]) -> None:
         """Owned pages that nobody uses."""
-        self._idle.extend(pages)
+        for page in pages:
+            self._idle[page.index] = page
 
     def take(self, n: int) -> list[Page] | None:
         """`n` idle pages for use, or None if there are not as many."""
         if n > len(self._idle):
             return None
-        taken = self._idle[len(self._idle) - n :]
-        del self._idle[len(self._idle) - n :]
-        return taken
+        return [self._idle.popitem()[1] for _ in range(n)]
 
     def give(self, pages: Iterable[Page]) -> None:
         """Pages that their user is done with. What is not owned for free use is passed over:
         drawn pages go with their lease, committed ones were never given back."""
-        idle = {p.index for p in self._idle}
         for page in pages:
-            if self._owned.get(page.index) != page or page.index in idle:
+            if self._owned.get(page.index) != page or page.index in self._idle:
                 continue
             if any(page.index in drawn for drawn in self._drawn.values()):
                 continue
             if page.index in self._doubtful:
                 self._parked[page.index] = page
             else:
-                self._idle.append(page)
-                idle.add(page.index)
+                self._idle[page.index] = page
 
     def give_up(self, n: int) -> list[Page]:
         """Takes `n` idle pages out of the books, to be returned to the store."""
@@ -98,7 +95,7 @@ class Books:
             if winner == item.page:
                 self._owned.discard(winner.index)
             elif (parked := self._parked.pop(item.page.index, None)) is not None:
-                self._idle.append(parked)
+                self._idle[parked.index] = parked
             self.hold(lease_id, winner, item.block_id)
 
     def doubt(self, lease_id: str, items: Iterable[CommitItem]) -> None:
@@ -113,7 +110,7 @@ class Books:
             self._doubtful.pop(item.page.index, None)
             parked = self._parked.pop(item.page.index, None)
             if parked is not None:
-                self._idle.append(parked)
+                self._idle[parked.index] = parked
 
     def release(self, lease_id: str) -> None:
         """Forgets a lease with what was drawn for it."""
@@ -149,12 +146,12 @@ class Books:
                 continue
             del self._owned[page.index]
             self._parked.pop(page.index, None)
-            self._idle = [p for p in self._idle if p != page]
+            self._idle.pop(page.index, None)
             for drawn in self._drawn.values():
                 drawn.pop(page.index, None)
             doubt = self._doubtful.get(page.index)
             if doubt is not None and doubt[0]:
                 self.hold(doubt[0], page, doubt[1])
         self._doubtful.clear()
-        self._idle.extend(self._parked.values())
+        self._idle |= self._parked
         self._parked.clear()

@@ -67,13 +67,17 @@ class KvClient:
         fingerprint: bytes,
         layout: Layout,
         on_lost: OnLost | None = None,
+        on_away: Callable[[], None] | None = None,
+        standby: bool = False,
         protect: bool = False,
     ) -> KvClient:
         """Waits for the store, maps its arena and takes the owner lock.
 
         `worker` is the name in the channel's identity. `on_lost(lease_id, error)` is
         called when a lease could not be taken up again after the store restarted: its
-        pages must not be used for an answer. `protect` is for tests: what may not be
+        pages must not be used for an answer, `on_away()` when the session breaks. With
+        `standby` some pages are always kept for prompts that have to be computed while
+        the store is away. `protect` is for tests: what may not be
         written is mapped read-only. Raises MeshError where the store refuses.
         """
         session = StoreSession(channel, worker=worker, model=model, fingerprint=fingerprint, layout=layout)
@@ -81,7 +85,10 @@ class KvClient:
         await session.start()
         if protect:
             session.books.protect(session.mapping.protection())
-        client._grants.policy = GrantPolicy.for_arena(client.pages)
+        if on_away is not None:
+            session.on_away = on_away
+        client._grants.policy = GrantPolicy.for_arena(client.pages, standby=standby)
+        client._grants.fill()
         return client
 
     # -- what it is -----------------------------------------------------------

@@ -23,25 +23,40 @@ log = logging.getLogger(__name__)
 TRIM_AFTER_S = 1.0
 # A store without pages is not asked again with every step.
 REFILL_PAUSE_S = 0.05
+# A decode worker keeps the 32nd part of the arena ready: 5,800 tokens in 4 GiB of SmolLM2-135M.
+STANDBY_PART = 32
 
 
 @dataclass(frozen=True, slots=True)
 class GrantPolicy:
     """Below `low` idle pages the pool is filled to `high`; above `limit` the surplus goes back.
 
-    A worker that holds nothing else keeps `idle`.
+    A worker that holds nothing else keeps `idle`; `ready` lie there from the start.
     """
 
     low: int
     high: int
     limit: int
     idle: int
+    ready: int = 0
 
     @classmethod
-    def for_arena(cls, pages: int) -> GrantPolicy:
-        """Small in a small arena: pages that lie idle here are missing elsewhere."""
-        high = max(1, min(32, pages // 64))
-        return cls(low=(high + 1) // 2, high=high, limit=2 * high, idle=min(4, high))
+    def for_arena(cls, pages: int, *, standby: bool = False) -> GrantPolicy:
+        """Small in a small arena: pages that lie idle here are missing elsewhere.
+
+        With `standby` a part of the arena lies ready at any time, for prompts that are
+        computed while the store is away.
+        """
+        growth = max(1, min(32, pages // 64))
+        ready = pages // STANDBY_PART if standby else 0
+        high = max(growth, ready)
+        return cls(
+            low=high - growth + (growth + 1) // 2,
+            high=high,
+            limit=high + growth,
+            idle=max(ready, min(4, growth)),
+            ready=ready,
+        )
 
 
 class Grants:
@@ -119,6 +134,12 @@ class Grants:
         """There is a session again."""
         if self._ending or self._returning:
             self._flush()
+        self.fill()
+
+    def fill(self) -> None:
+        """Asks for what should lie ready at any time."""
+        if self._books.idle < self.policy.ready:
+            self._refill(0)
 
     def close(self) -> None:
         """No timer is left behind."""

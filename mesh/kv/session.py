@@ -73,6 +73,7 @@ class StoreSession:
         # Called when the list of what is held is made; names further leases to list.
         self.on_listing: Callable[[], list[str]] = list
         self.on_attached: Callable[[Attached], None] = lambda _: None
+        self.on_away: Callable[[], None] = lambda: None
         self.on_failed: Callable[[MeshError], None] = lambda _: None
         # Rpcs in flight: they end with the session that they belong to.
         self.flying: set[Any] = set()
@@ -140,6 +141,7 @@ class StoreSession:
             if self._closing:
                 return
             log.info("the session with the KV store broke; attaching again")
+            self.on_away()
             try:
                 await self._open_patiently(MeshError)
             except MeshError as error:

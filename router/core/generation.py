@@ -153,13 +153,16 @@ class Generation:
         event = await handoff.events.get()
         if isinstance(event, wire.Reserved):
             self._reserved(event, choices, len(tokens))
-            missing = len(handoff.opening.block_ids) - event.have
+            missing = 0 if event.alone else len(handoff.opening.block_ids) - event.have
             self._enter(phase.PREFILL)
             if missing and handoff.opening.prompt_logprobs is not None:
                 # Prefill workers hold no output matrix: who scores a prompt computes it.
                 handoff.sources(handoff.opening.attempt, wire.Sources())
                 missing = 0
             event = await (self._fetch(handoff, worker, event.have) if missing else handoff.events.get())
+            while isinstance(event, (PrefillFailed, wire.Reserved)):
+                # The store went away: the worker goes on alone, whatever becomes of its sources.
+                event = await handoff.events.get()
         if isinstance(event, wire.Ready):
             self._enter(phase.HANDOVER)
             self._enter(phase.FIRST_STEP)
@@ -178,7 +181,7 @@ class Generation:
     async def _fetch(self, handoff: Handoff, worker: Worker, have: int) -> Event:
         """Gets the missing blocks made, by a prefill worker or by the decode worker itself.
 
-        Returns the next event of the placement: ready, or its end.
+        Returns the next event of the placement: ready, its end, or that the worker goes on alone.
         """
         placement = self._floor.fleet.placement
         attempt = handoff.opening.attempt

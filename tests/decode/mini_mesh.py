@@ -186,6 +186,7 @@ class Answer:
     finish: dict[int, int] = field(default_factory=dict)
     rows: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     have: int = -1
+    alone: bool = False
     ready: bool = False
     ran_prefill: bool = False
     ending: str = ""
@@ -245,7 +246,7 @@ class Handoff:
     def _take(self, name: str, frame: Any) -> None:
         answer = self.answer
         if name == "reserved":
-            answer.have = frame.have
+            answer.have, answer.alone = frame.have, frame.alone
         elif name == "ready":
             assert not answer.ready, "ready twice"
             answer.ready = True
@@ -388,7 +389,7 @@ class TestRouter:
         await self._first(handoff)
         if handoff.answer.ending:
             return handoff.answer
-        if handoff.answer.have < len(handoff.open.block_ids):
+        if handoff.answer.have < len(handoff.open.block_ids) and not handoff.answer.alone:
             handoff.sources(1, prefill)
             if prefill is not None:
                 await self._prefill(handoff, prefill)

@@ -64,14 +64,17 @@ async def test_nothing_stays_behind(apart: Mesh) -> None:
         assert not store["invariant_violations"]
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
 @pytest.mark.parametrize("role", ["kvstore-0", "kvstore-1", "prefill-tiny-0"])
-async def test_a_death_on_either_node_costs_nothing_but_time(apart: Mesh, role: str) -> None:
-    draw = random.Random(role)
+async def test_a_death_or_hang_on_either_node_costs_nothing_but_time(
+    apart: Mesh, role: str, how: signal.Signals
+) -> None:
+    draw = random.Random(f"{role} {how}")
     prompts = [[draw.randrange(256) for _ in range(320)] for _ in range(12)]
     async with apart.grpc() as stub:
         tasks = [asyncio.create_task(apart.generate("tiny", p, tokens=48, stub=stub)) for p in prompts]
         await asyncio.sleep(0.1)
-        os.kill(apart.pids()[role], signal.SIGKILL)
+        os.kill(apart.pids()[role], how)
         answers = [ids for ids, _ in await asyncio.gather(*tasks)]
         again = [(await apart.generate("tiny", p, tokens=48, stub=stub))[0] for p in prompts]
     assert answers == again

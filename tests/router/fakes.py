@@ -65,6 +65,8 @@ class Behaviour:
     tokens_per_step: Callable[[int], int] = lambda step: 1
     step_s: float = 0.0
     have: Callable[[decode_pb2.Open], int] = lambda open_: len(open_.block_ids)
+    # Whether the store is away: "" not, "at once", or "later", after sources were named.
+    alone: str = ""
     refuse: list[int] = field(default_factory=list)
     # After so many tokens of a handoff, once: "die", "hang", "preempt", "move" or "fail".
     incident: str = ""
@@ -203,10 +205,16 @@ class FakeDecode(decode_pb2_grpc.DecodeServicer):
     async def _generate(self, open_: decode_pb2.Open, out: asyncio.Queue[Any]) -> None:
         behaviour, handoff_id = self.behaviour, open_.handoff_id
         have = min(behaviour.have(open_), len(open_.block_ids))
-        out.put_nowait(
-            decode_pb2.SessionResponse(reserved=decode_pb2.Reserved(handoff_id=handoff_id, have=have))
-        )
-        if have < len(open_.block_ids):
+        reserved = decode_pb2.Reserved(handoff_id=handoff_id, have=have)
+        if behaviour.alone != "at once":
+            out.put_nowait(decode_pb2.SessionResponse(reserved=reserved))
+        if behaviour.alone == "later":
+            while not self.sources:  # noqa: ASYNC110 (of another service)
+                await asyncio.sleep(0.01)
+        if behaviour.alone:
+            reserved.alone = True
+            out.put_nowait(decode_pb2.SessionResponse(reserved=reserved))
+        elif have < len(open_.block_ids):
             await self._sources[handoff_id]
         out.put_nowait(decode_pb2.SessionResponse(ready=decode_pb2.Ready(handoff_id=handoff_id)))
         ids = list(open_.prompt.segments[0].tokens.ids)

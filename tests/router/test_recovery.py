@@ -152,6 +152,19 @@ async def test_blocks_come_from_prefill_or_from_the_decode_worker_itself(fault: 
         await settled(mesh)
 
 
+@pytest.mark.parametrize("alone", ["at once", "later"])
+async def test_a_decode_worker_whose_store_is_away_needs_no_sources(alone: str) -> None:
+    async with world(decode=1, prefill=1) as mesh:
+        mesh.worker.behaviour.have = lambda open_: 1
+        mesh.worker.behaviour.alone = alone
+        mesh.prefill[0].fault = "stall"
+        answer = await mesh.complete([97] * 100, max_tokens=4)
+        assert answer.json()["choices"][0]["text"] == "aaaa"
+        assert len(mesh.prefill[0].runs) == (alone == "later")
+        assert not mesh.suspects
+        await settled(mesh)
+
+
 async def test_short_prompts_and_full_hits_call_no_prefill_worker(mesh: World) -> None:
     for length in (1, 16, 17, 100):
         assert (await mesh.complete([97] * length, max_tokens=2)).status_code == 200

@@ -399,18 +399,24 @@ class Reserved(_message.Message):
 
     HANDOFF_ID_FIELD_NUMBER: _builtins.int
     HAVE_FIELD_NUMBER: _builtins.int
+    ALONE_FIELD_NUMBER: _builtins.int
     handoff_id: _builtins.str
     have: _builtins.int
     """Blocks 0 .. have were in the store and are leased."""
+    alone: _builtins.bool
+    """The store is away and the worker computes the rest itself, on pages that it had: no sources
+    are wanted. The frame comes a second time where that happens in the middle of a hand-over.
+    """
     def __init__(
         self,
         *,
         handoff_id: _builtins.str = ...,
         have: _builtins.int = ...,
+        alone: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff_id", b"handoff_id", "have", b"have"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "handoff_id", b"handoff_id", "have", b"have"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
