@@ -309,6 +309,9 @@ class KvClient:
         return drawn
 
     async def _commit(self, lease_id: str, blocks: Sequence[CommitItem], attempt: int) -> list[Page]:
+        if not self.connected:
+            # Nothing is sent, so nothing is in doubt: the pages can be used again at once.
+            raise Unavailable("the KV store is away")
         request = pages_pb2.CommitRequest(lease_id=lease_id, attempt=attempt)
         for block in blocks:
             request.blocks.add(

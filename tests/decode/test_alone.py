@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kvmesh.v1 import decode_pb2
 
 from engine import load
 from engine.generate import Generation, generate_batch
@@ -66,7 +67,8 @@ async def test_what_comes_while_the_store_is_away_is_computed_here(mesh: MiniMes
         assert short.tokens[0] == alone([prompt(3)])[0]
         await mesh.start("kvstore", "kvstore-0")
         await mesh.nothing_leased()
-        again = await router.generate(tokens)
+        # Prefill may not have found the store yet.
+        again = await router.generate(tokens, prefill=None)
         assert not again.alone
         assert again.tokens[0] == greedy.tokens[0]
         await mesh.nothing_leased()
@@ -80,7 +82,7 @@ async def test_a_pending_hand_over_goes_on_and_is_committed_when_the_store_is_ba
     async with TestRouter(mesh) as router:
         known = await router.generate(tokens[: 4 * P + 1])
         assert known.have == 0
-        handoff = await pending(router, tokens, max_tokens=long)
+        handoff = await pending(router, tokens, max_tokens=long, credit=40)
         assert handoff.answer.have == 4
         await lose_store(mesh)
         again = await handoff.until("reserved")
@@ -88,6 +90,8 @@ async def test_a_pending_hand_over_goes_on_and_is_committed_when_the_store_is_ba
         serving = asyncio.create_task(handoff.finish())
         await asyncio.wait_for(handoff.first_row.wait(), LIVENESS_S)
         await mesh.start("kvstore", "kvstore-0")
+        await granted(mesh)
+        router.send(credit=decode_pb2.Credit(handoff_id=handoff.id, tokens=long))
         # Its first source comes late: it is not needed any more.
         handoff.sources(2, None)
         answer = await serving
@@ -95,7 +99,7 @@ async def test_a_pending_hand_over_goes_on_and_is_committed_when_the_store_is_ba
         assert answer.computed_prompt_tokens == len(tokens) - 4 * P
         await mesh.nothing_leased()
         # All that it computed was committed: prompt and answer, but for the last token.
-        following = await router.generate([*tokens, *right])
+        following = await router.generate([*tokens, *right], prefill=None)
         assert following.have == (len(tokens) + long - 1) // P
         await mesh.nothing_leased()
 
@@ -123,7 +127,7 @@ async def test_what_the_grant_does_not_hold_waits_for_the_store(mesh: MiniMesh) 
         await mesh.start("kvstore", "kvstore-0")
         # Its reservation died with the store: it is to be placed again.
         assert (await handoff.finish()).ending == "PREEMPTED"
-        answer = await router.generate(tokens)
+        answer = await router.generate(tokens, prefill=None)
         assert answer.tokens[0] == alone([tokens])[0]
         await mesh.nothing_leased()
 
