@@ -21,6 +21,7 @@ def layout_of(geometry: PageGeometry) -> Layout:
                 dim=p.dim,
                 dtype=Dtype[p.dtype.upper()],
                 offset=p.offset,
+                turned=p.turned,
             )
             for p in geometry.planes
         ),

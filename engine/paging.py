@@ -19,7 +19,8 @@ CHUNK_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """`heads` x `tokens` x `dim` numbers of `dtype`, `offset` bytes into the page."""
+    """`heads` x `tokens` x `dim` numbers of `dtype`, `offset` bytes into the page; `heads` x `dim` x `tokens`
+    where it is `turned`."""
 
     group: int
     layer: int
@@ -29,6 +30,7 @@ class Plane:
     dim: int
     dtype: str
     offset: int
+    turned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,10 @@ def check_page_tokens(page_tokens: int) -> None:
 
 
 def page_geometry(
-    caches: Sequence[LayerCache], *, page_tokens: int, dtype: str, kinds: Sequence[str] = ("k", "v")
+    caches: Sequence[LayerCache], *, page_tokens: int, dtype: str, kinds: Sequence[str] = ("k", "v"), turned: bool = False
 ) -> PageGeometry:
-    """Lays the planes of all layers out one after another in a single full-attention group."""
+    """Lays the planes of all layers out one after another in a single full-attention group. `turned`: those of
+    keys, so that the numbers of neighbouring tokens stand side by side."""
     check_page_tokens(page_tokens)
     if dtype not in KV_DTYPES:
         raise EngineError(f"kv_dtype is {dtype!r}: it must be {', '.join(KV_DTYPES[:-1])} or {KV_DTYPES[-1]}")
@@ -83,7 +86,9 @@ def page_geometry(
 
     def add(cache: LayerCache, kind: str, dim: int, item: str) -> None:
         nonlocal offset
-        planes.append(Plane(0, cache.layer, kind, cache.heads, dim, item, offset))
+        planes.append(
+            Plane(0, cache.layer, kind, cache.heads, dim, item, offset, turned=turned and kind == "k")
+        )
         offset += cache.heads * page_tokens * dim * ITEM_BYTES[item]
 
     if item == "i8":  # first, so that each scale lies at a multiple of its size

@@ -32,8 +32,8 @@ from kernels.cpu import load
 
 ROWS_AT_ONCE = 512
 """Longer steps run in parts of this many rows: it bounds the memory for activations."""
-_REVISION = 3
-"""To be raised whenever any bit of a result changes."""
+_REVISION = 4
+"""To be raised whenever any bit of a result or of a page changes."""
 
 Numbers = NDArray[np.int32]
 
@@ -55,7 +55,7 @@ class CpuExecutor:
     ) -> None:
         program, hyper = build(model, logits=logits)
         program = without_unused(program)
-        layout = page_geometry(program.caches, page_tokens=page_tokens, dtype=kv_dtype)
+        layout = page_geometry(program.caches, page_tokens=page_tokens, dtype=kv_dtype, turned=True)
         core = load()
         chosen = os.environ.get("KVMESH_CPU_ISA", "") if isa is None else isa
         try:

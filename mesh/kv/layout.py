@@ -41,7 +41,8 @@ class PlaneKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """One contiguous part of a page: [heads, page_tokens, dim] of `dtype`, `offset` bytes in."""
+    """One contiguous part of a page: [heads, page_tokens, dim] of `dtype`, `offset` bytes in; `turned`:
+    [heads, dim, page_tokens]."""
 
     group: int
     layer: int
@@ -50,6 +51,7 @@ class Plane:
     dim: int
     dtype: Dtype
     offset: int
+    turned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ def layout_to_proto(layout: Layout) -> common_pb2.PageLayout:
                 dim=p.dim,
                 dtype=_wire(p.dtype),
                 offset=p.offset,
+                turned=p.turned,
             )
             for p in layout.planes
         ],
@@ -129,7 +132,7 @@ def layout_from_proto(message: common_pb2.PageLayout) -> Layout:
     """The layout that a message describes; InvalidRequest where it makes no sense."""
     try:
         planes = tuple(
-            Plane(p.group, p.layer, PlaneKind(p.kind), p.heads, p.dim, Dtype(p.dtype), p.offset)
+            Plane(p.group, p.layer, PlaneKind(p.kind), p.heads, p.dim, Dtype(p.dtype), p.offset, p.turned)
             for p in message.planes
         )
     except ValueError as error:

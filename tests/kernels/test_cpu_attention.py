@@ -184,6 +184,23 @@ def test_in_8_bits_a_key_that_is_not_finite_shows_from_its_row_on(isa: str, brok
     assert not np.isfinite(found[70:, :16]).any()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_page_holds_keys_turned_and_values_as_they_are(isa: str) -> None:
+    shape, tokens, page_tokens = Shape(2, 1, 20), 45, 16
+    table = table_of(shape, tokens)
+    attending = Attending(table, shape, isa=isa, page_tokens=page_tokens)
+    attending.run([40, 5])
+    order = np.random.default_rng(9).permutation(attending.pages)
+    heads, dim = shape.heads, shape.dim
+    plane = heads * dim * page_tokens
+    pages = attending.arena.view(np.float32).reshape(attending.pages, -1)
+    for position in range(tokens):
+        page, slot = pages[order[position // page_tokens]], position % page_tokens
+        k = page[:plane].reshape(heads, dim, page_tokens)[:, :, slot]
+        v = page[plane : 2 * plane].reshape(heads, page_tokens, dim)[:, slot]
+        np.testing.assert_array_equal(np.concatenate([k.ravel(), v.ravel()]), table[position, heads * dim :])
+
+
 def test_large_scores_neither_overflow_nor_vanish() -> None:
     shape = Shape(1, 2, 8)
     table = table_of(shape, 130) * 40

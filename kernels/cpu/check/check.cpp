@@ -83,7 +83,7 @@ void check_store(const kv::Kernels& kernels) {
       x[0] *= 1e-6f;  // a subnormal half
       Bytes out(size(count * kv::item_bytes(dtype)));
       float scale = 0.0f;
-      kernels.store(x.data(), count, dtype, out.data(), &scale);
+      kernels.store(x.data(), count, dtype, out.data(), 1, &scale);
       digest.add(out.data(), out.size());
       digest.add(&scale, 1);
     }
@@ -108,7 +108,7 @@ Packed packed(const kv::Weight& like, Numbers& numbers) {
       kv::portable_kernels().store(&x, 1, static_cast<kv::Dtype>(like.form == kv::Form::f32   ? kv::Dtype::f32
                                                                  : like.form == kv::Form::f16 ? kv::Dtype::f16
                                                                                               : kv::Dtype::bf16),
-                                   values.data() + i * kv::number_bytes(like.form), nullptr);
+                                   values.data() + i * kv::number_bytes(like.form), 1, nullptr);
     }
     kv::pack_numbers(like, values.data(), 0, like.panels(), made.data.data());
   } else {

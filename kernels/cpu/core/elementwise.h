@@ -166,7 +166,7 @@ inline std::uint16_t float_to_bf16(float x) {
 }
 
 // Symmetric 8-bit codes with one scale, which is no number where one of x is none.
-inline void store_line(const float* x, int count, std::uint8_t* out, void* scale_out) {
+inline void store_codes_of(const float* x, int count, std::uint8_t* out, int stride, void* scale_out) {
   F8 most = all(0.0f), not_finite = all(0.0f);
   for (int i = 0; i < count; i += 8) {
     const F8 part = count - i < 8 ? load_some(x + i, count - i) : load(x + i);
@@ -177,37 +177,45 @@ inline void store_line(const float* x, int count, std::uint8_t* out, void* scale
   const bool tiny = !(largest >= 1e-35f);
   const float inverse = tiny ? 0.0f : 127.0f / largest;
   const float scale = (tiny ? 0.0f : largest / 127.0f) + sum_of(not_finite);
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < count; ++i, out += stride) {
     const float rounded = (x[i] * inverse + 12582912.0f) - 12582912.0f;
     const int code = rounded >= -127.0f && rounded <= 127.0f ? static_cast<int>(rounded) : 0;
-    out[i] = static_cast<std::uint8_t>(code);
+    *out = static_cast<std::uint8_t>(code);
   }
   __builtin_memcpy(scale_out, &scale, sizeof scale);
 }
 
-inline void store(const float* x, int count, Dtype dtype, void* out, void* scale) {
+inline void store_halves_of(const float* x, int count, std::uint8_t* out, int stride) {
+  const std::ptrdiff_t apart = 2 * std::ptrdiff_t{stride};
+  for (int i = 0; i < count; i += 8) {
+    const int some = count - i < 8 ? count - i : 8;
+    std::uint8_t halves[16];
+    store_half(halves, some < 8 ? load_some(x + i, some) : load(x + i));
+    if (stride == 1) {
+      __builtin_memcpy(out, halves, 2 * static_cast<std::size_t>(some));
+      out += 2 * some;
+      continue;
+    }
+    for (int j = 0; j < some; ++j, out += apart) __builtin_memcpy(out, halves + 2 * j, 2);
+  }
+}
+
+inline void store(const float* x, int count, Dtype dtype, void* out, int stride, void* scale) {
   auto* bytes = static_cast<std::uint8_t*>(out);
   switch (dtype) {
     case Dtype::f32:
-      __builtin_memcpy(bytes, x, static_cast<std::size_t>(count) * sizeof(float));
+      for (int i = 0; i < count; ++i) __builtin_memcpy(bytes + 4 * std::ptrdiff_t{stride} * i, x + i, 4);
       return;
-    case Dtype::f16: {
-      const int whole = count / 8 * 8;
-      for (int i = 0; i < whole; i += 8) store_half(bytes + 2 * i, load(x + i));
-      for (int i = whole; i < count; ++i) {
-        const std::uint16_t h = float_to_half(x[i]);
-        __builtin_memcpy(bytes + 2 * i, &h, 2);
-      }
-      return;
-    }
+    case Dtype::f16:
+      return store_halves_of(x, count, bytes, stride);
     case Dtype::bf16:
       for (int i = 0; i < count; ++i) {
         const std::uint16_t h = float_to_bf16(x[i]);
-        __builtin_memcpy(bytes + 2 * i, &h, 2);
+        __builtin_memcpy(bytes + 2 * std::ptrdiff_t{stride} * i, &h, 2);
       }
       return;
     case Dtype::i8:
-      return store_line(x, count, bytes, scale);
+      return store_codes_of(x, count, bytes, stride, scale);
   }
 }
 

@@ -13,6 +13,7 @@
 // value = scale * code + minimum.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -98,7 +99,7 @@ struct Product {
   const float* bias;  // or null; one for each output of the weight
 };
 
-// The page pool as one layer's keys or values see it.
+// The page pool as one layer's keys or values see it. Of each head values stand as [tokens][dim], keys as [dim][tokens].
 struct Plane {
   std::uint8_t* base;  // arena + offset of the plane in a page
   std::size_t page_bytes;
@@ -112,6 +113,7 @@ struct Plane {
   std::size_t line(int head, int slot) const {
     return static_cast<std::size_t>(head) * static_cast<std::size_t>(page_tokens) + static_cast<std::size_t>(slot);
   }
+  // A line of values. Of keys only where `slot` is 0.
   std::uint8_t* at(int page, int head, int slot) const {
     return base + static_cast<std::size_t>(page) * page_bytes + line(head, slot) * line_bytes();
   }
@@ -160,8 +162,8 @@ struct Kernels {
   void (*silu_gate)(const float* gate, const float* up, int width, float* out);
   void (*gelu_gate)(const float* gate, const float* up, int width, float* out);  // approximated by tanh
   void (*add)(const float* x, const float* y, int width, float* out);
-  // i8: codes, and their scale to `scale`, which is not read for the others.
-  void (*store)(const float* x, int count, Dtype dtype, void* out, void* scale);
+  // Numbers go `stride` numbers apart. i8: codes, and their scale to `scale`, which is not read for the others.
+  void (*store)(const float* x, int count, Dtype dtype, void* out, int stride, void* scale);
   // One row of the weight as floats, times `scale`.
   void (*expand)(const Weight& weight, int row, float scale, float* out);
   // Rows [first, last) x panels [panel, panel_end).
@@ -179,12 +181,13 @@ struct Kernels {
 
 constexpr std::size_t aligned64(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Keys (turned), values, queries, scores of one tile, and one span's values and states.
+// Keys, values, queries, scores of one tile, one span's values and states, and a copy of one chunk.
 constexpr std::size_t attend_scratch_bytes(int shared, int dim) {
   const auto padded = static_cast<std::size_t>(padded8(dim));
   const auto lines = static_cast<std::size_t>(tile_rows(shared) * shared);
   const std::size_t floats = 2 * kChunk * padded + 2 * lines * padded + lines * kChunk;
-  return aligned64(floats * sizeof(float)) + aligned64(lines * sizeof(State));
+  const std::size_t copy = 2 * kChunk * padded * sizeof(float) + kChunk * kScalesPerLine * sizeof(float);
+  return aligned64(floats * sizeof(float)) + aligned64(lines * sizeof(State)) + aligned64(copy);
 }
 
 const Kernels& portable_kernels();

@@ -11,6 +11,12 @@ constexpr bool kPairedCodes = true;
 // in this order
 #include "elementwise.h"
 // in this order
+#include "attention_tiles.h"
+// in this order
+#include "attention_blocks.h"
+// in this order
+#include "attention_few.h"
+// in this order
 #include "attention.h"
 // in this order
 #include "products_float.h"

@@ -92,31 +92,3 @@ inline void turn4(float32x4_t a, float32x4_t b, float32x4_t c, float32x4_t d, fl
   vst1q_f32(out + 2 * stride, vreinterpretq_f32_f64(vtrn2q_f64(ab0, cd0)));
   vst1q_f32(out + 3 * stride, vreinterpretq_f32_f64(vtrn2q_f64(ab1, cd1)));
 }
-inline void turn8(const F8* lines, float* out, std::ptrdiff_t stride) {
-  for (int half = 0; half < 2; ++half) {
-    const F8* four = lines + 4 * half;
-    turn4(four[0].low, four[1].low, four[2].low, four[3].low, out + 4 * half, stride);
-    turn4(four[0].high, four[1].high, four[2].high, four[3].high, out + 4 * half + 4 * stride, stride);
-  }
-}
-
-inline void turn_halves(const std::uint8_t* const* lines, int at, std::uint16_t* out, std::ptrdiff_t stride) {
-  for (int half = 0; half < 2; ++half, at += 16, out += 8 * stride) {
-    uint32x4_t pairs[2][4];  // of even and odd columns, lines 2 * i and 2 * i + 1
-    for (int i = 0; i < 4; ++i) {
-      const uint16x8_t a = vreinterpretq_u16_u8(vld1q_u8(lines[2 * i] + at));
-      const uint16x8_t b = vreinterpretq_u16_u8(vld1q_u8(lines[2 * i + 1] + at));
-      pairs[0][i] = vreinterpretq_u32_u16(vtrn1q_u16(a, b));
-      pairs[1][i] = vreinterpretq_u32_u16(vtrn2q_u16(a, b));
-    }
-    for (int odd = 0; odd < 2; ++odd) {
-      const uint32x4_t* p = pairs[odd];
-      const uint64x2_t low[2] = {vreinterpretq_u64_u32(vtrn1q_u32(p[0], p[1])), vreinterpretq_u64_u32(vtrn2q_u32(p[0], p[1]))};
-      const uint64x2_t high[2] = {vreinterpretq_u64_u32(vtrn1q_u32(p[2], p[3])), vreinterpretq_u64_u32(vtrn2q_u32(p[2], p[3]))};
-      for (int m = 0; m < 2; ++m) {
-        vst1q_u16(out + (odd + 2 * m) * stride, vreinterpretq_u16_u64(vtrn1q_u64(low[m], high[m])));
-        vst1q_u16(out + (odd + 2 * m + 4) * stride, vreinterpretq_u16_u64(vtrn2q_u64(low[m], high[m])));
-      }
-    }
-  }
-}

@@ -147,17 +147,3 @@ inline void store_half(std::uint8_t* p, F8 a) {
     __builtin_memcpy(p + 2 * i, &h, 2);
   }
 }
-
-// Turns eight lines of eight, that lie `stride` apart.
-inline void turn8(const F8* lines, float* out, std::ptrdiff_t stride) {
-  for (int i = 0; i < 8; ++i) {
-    for (int j = 0; j < 8; ++j) out[i * stride + j] = lines[j].v[i];
-  }
-}
-
-// Turns eight lines of 16 halves, that begin `at` bytes into each.
-inline void turn_halves(const std::uint8_t* const* lines, int at, std::uint16_t* out, std::ptrdiff_t stride) {
-  for (int i = 0; i < 16; ++i) {
-    for (int j = 0; j < 8; ++j) __builtin_memcpy(out + i * stride + j, lines[j] + at + 2 * i, 2);
-  }
-}

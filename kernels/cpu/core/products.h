@@ -15,14 +15,8 @@
 inline void code_block(const Product& product, int first, int last, int panel, int panels) {
   float sums[kBlockRows][kPanel];
   code_panels(product, first, last - first, panel, panels, sums);
-  float* line = sums[0];
-  for (const int end = panel + panels; panel < end; ++panel) {
-    for (int row = first; row < last; ++row, line += kPanel) {
-      const F8 step = all(product.quantised.steps[row]);
-      store8(line, mul8(load(line), step));
-      store8(line + 8, mul8(load(line + 8), step));
-      emit(product, row, panel, line);
-    }
+  for (int p = 0; p < panels; ++p) {
+    emit(product, first, last, panel + p, sums + p * (last - first), product.quantised.steps);
   }
 }
 

@@ -14,7 +14,7 @@ constexpr int panels_at_once(int rows) { return rows == 1 ? 2 : 1; }
 
 constexpr int kOpenGroups = 24;
 constexpr int kStreamed = 3;           // rows up to which the panel is not opened
-constexpr std::size_t kAhead = 4096;   // bytes of weights that few rows ask for before they need them
+constexpr std::ptrdiff_t kAhead = 12;  // groups of weights that few rows ask for before they need them
 
 // What a tile asks for while it works, so that memory does not wait for the processor: `lines` cache lines for each
 // group of weights.
@@ -247,7 +247,9 @@ inline void stream_panels(const Product& product, int first, const std::uint8_t*
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) {
       const std::uint8_t* const at = block + apart * static_cast<std::size_t>(p);
-      for (std::size_t ahead = 0; ahead < kShape.block(); ahead += 64) __builtin_prefetch(at + kAhead + ahead);
+      // After a panel's last group come the panels behind its neighbours.
+      const std::uint8_t* const next = at + kShape.block() * kAhead + (g + kAhead < groups ? 0 : apart * (kPanels - 1));
+      for (std::size_t ahead = 0; ahead < kShape.block(); ahead += 64) __builtin_prefetch(next + ahead);
       __m256i dots[2][kRows][2];
       stream_half<kRows, kShape.form, 0>(at + kShape.header(), natural, multiples[0], dots[0]);
       stream_half<kRows, kShape.form, 1>(at + kShape.header(), natural, multiples[1], dots[1]);

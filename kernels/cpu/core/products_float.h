@@ -2,44 +2,58 @@
 // Halves become floats as they are read. Each sum follows the order of the inputs.
 // Included inside a namespace of its own by each isa_*.cpp, after attention.h.
 
-// Bias, then what becomes of the 16 sums of a panel for one row.
-inline void emit(const Product& product, int row, int panel, float* sums) {
-  const int first = panel * kPanel;
-  const int outputs = product.weight.rows - first < kPanel ? product.weight.rows - first : kPanel;
+// What becomes of a whole panel's sums: 16 of each row, times the row's step (where there are steps), and the bias.
+template <Epilogue kEpilogue>
+inline void emit_whole(const Product& product, int first, int last, int panel, const float (*sums)[kPanel],
+                       const float* steps) {
+  constexpr bool kGate = kEpilogue == Epilogue::silu_gate || kEpilogue == Epilogue::gelu_gate;
+  const int column = panel * (kGate ? kPanel / 2 : kPanel);
+  F8 bias[2] = {all(0.0f), all(0.0f)};
   if (product.bias != nullptr) {
-    for (int i = 0; i < outputs; ++i) sums[i] += product.bias[first + i];
+    for (int v = 0; v < 2; ++v) bias[v] = load(product.bias + panel * kPanel + 8 * v);
   }
-  float* out = product.out.row(row);
+  for (int row = first; row < last; ++row, ++sums) {
+    F8 sum[2] = {load(*sums), load(*sums + 8)};
+    float* const out = product.out.row(row) + column;
+    for (int v = 0; v < 2; ++v) {
+      if (steps != nullptr) sum[v] = mul8(sum[v], all(steps[row]));
+      if (product.bias != nullptr) sum[v] = add8(sum[v], bias[v]);
+      if constexpr (kEpilogue == Epilogue::store) store8(out + 8 * v, sum[v]);
+      if constexpr (kEpilogue == Epilogue::add) store8(out + 8 * v, add8(load(out + 8 * v), sum[v]));
+    }
+    // Eight gates, then the eight ups that belong to them.
+    if constexpr (kEpilogue == Epilogue::silu_gate) store8(out, silu_gate8(sum[0], sum[1]));
+    if constexpr (kEpilogue == Epilogue::gelu_gate) store8(out, gelu_gate8(sum[0], sum[1]));
+  }
+}
+
+// The last panel of a weight whose outputs are no whole number of panels; gates are always whole.
+inline void emit_some(const Product& product, int first, int last, int panel, const float (*sums)[kPanel],
+                      const float* steps) {
+  const int column = panel * kPanel, outputs = product.weight.rows - column;
+  for (int row = first; row < last; ++row, ++sums) {
+    float* const out = product.out.row(row) + column;
+    for (int i = 0; i < outputs; ++i) {
+      float sum = steps != nullptr ? (*sums)[i] * steps[row] : (*sums)[i];
+      if (product.bias != nullptr) sum += product.bias[column + i];
+      out[i] = product.epilogue == Epilogue::add ? out[i] + sum : sum;
+    }
+  }
+}
+
+// Sums of rows [first, last) with one panel. `steps` may be null.
+inline void emit(const Product& product, int first, int last, int panel, const float (*sums)[kPanel],
+                 const float* steps) {
+  if (product.weight.rows - panel * kPanel < kPanel) return emit_some(product, first, last, panel, sums, steps);
   switch (product.epilogue) {
     case Epilogue::store:
-      if (outputs == kPanel) {
-        store8(out + first, load(sums));
-        store8(out + first + 8, load(sums + 8));
-        return;
-      }
-      __builtin_memcpy(out + first, sums, static_cast<std::size_t>(outputs) * sizeof(float));
-      return;
+      return emit_whole<Epilogue::store>(product, first, last, panel, sums, steps);
     case Epilogue::add:
-      if (outputs == kPanel) {
-        store8(out + first, add8(load(out + first), load(sums)));
-        store8(out + first + 8, add8(load(out + first + 8), load(sums + 8)));
-        return;
-      }
-      for (int i = 0; i < outputs; ++i) out[first + i] += sums[i];
-      return;
+      return emit_whole<Epilogue::add>(product, first, last, panel, sums, steps);
     case Epilogue::silu_gate:
-    case Epilogue::gelu_gate: {
-      // Eight gates, then the eight ups that belong to them.
-      const F8 gates = load(sums), ups = load(sums + 8);
-      const F8 gated = product.epilogue == Epilogue::silu_gate ? silu_gate8(gates, ups) : gelu_gate8(gates, ups);
-      const int column = panel * 8;
-      if (product.out_width - column >= 8) {
-        store8(out + column, gated);
-      } else {
-        store_some(out + column, gated, product.out_width - column);
-      }
-      return;
-    }
+      return emit_whole<Epilogue::silu_gate>(product, first, last, panel, sums, steps);
+    case Epilogue::gelu_gate:
+      return emit_whole<Epilogue::gelu_gate>(product, first, last, panel, sums, steps);
   }
 }
 
@@ -66,12 +80,12 @@ inline void float_tile(const Product& product, int row, int panel) {
       total[r][1] = fma8(from, high, total[r][1]);
     }
   }
+  float sums[kRows][kPanel];
   for (int r = 0; r < kRows; ++r) {
-    float sums[kPanel];
-    store8(sums, total[r][0]);
-    store8(sums + 8, total[r][1]);
-    emit(product, row + r, panel, sums);
+    store8(sums[r], total[r][0]);
+    store8(sums[r] + 8, total[r][1]);
   }
+  emit(product, row, row + kRows, panel, sums, nullptr);
 }
 
 template <Form kForm>

@@ -3,7 +3,10 @@
 namespace kv {
 namespace {
 
-constexpr int kRowsPerChunk = 4;         // of work that goes row by row
+// Of work that goes row by row. Where there are many rows, as many as a page usually has tokens: two threads that write
+// keys of one page would take its cache lines from each other.
+constexpr int kRowsPerChunk = 4;
+constexpr int kManyRows = 128, kManyRowsPerChunk = 16;
 constexpr std::size_t kPartialBytes = std::size_t{4} << 20;
 
 int least(int a, int b) { return a < b ? a : b; }
@@ -153,13 +156,13 @@ Error Runner::run(float* out, const std::atomic<bool>& aborted) {
       struct Rows final : Task {
         Runner& runner;
         const Phase& phase;
-        int count;
-        Rows(Runner& r, const Phase& p, int c) : runner(r), phase(p), count(c) {}
+        int count, each;
+        Rows(Runner& r, const Phase& p, int c, int e) : runner(r), phase(p), count(c), each(e) {}
         void operator()(int chunk, int) override {
-          runner.rows(phase, chunk * kRowsPerChunk, least((chunk + 1) * kRowsPerChunk, count));
+          runner.rows(phase, chunk * each, least((chunk + 1) * each, count));
         }
-      } task{*this, phase, count};
-      parallel((count + kRowsPerChunk - 1) / kRowsPerChunk, task);
+      } task{*this, phase, count, count < kManyRows ? kRowsPerChunk : kManyRowsPerChunk};
+      parallel((count + task.each - 1) / task.each, task);
     }
   }
   return {};
@@ -229,9 +232,10 @@ void Runner::row(const Operation& op, int row) {
       const int page = range.pages[position / pages_.page_tokens], slot = position % pages_.page_tokens;
       const Plane k = plane(op, op.k_offset, 0), v = plane(op, op.v_offset, 1);
       for (int head = 0; head < op.heads; ++head) {
-        kernels_.store(lines(op.x).row(row) + head * op.dim, op.dim, pages_.dtype, k.at(page, head, slot),
+        std::uint8_t* const key = k.at(page, head, 0) + slot * item_bytes(pages_.dtype);
+        kernels_.store(lines(op.x).row(row) + head * op.dim, op.dim, pages_.dtype, key, pages_.page_tokens,
                        k.scale_at(page, head, slot));
-        kernels_.store(lines(op.y).row(row) + head * op.dim, op.dim, pages_.dtype, v.at(page, head, slot),
+        kernels_.store(lines(op.y).row(row) + head * op.dim, op.dim, pages_.dtype, v.at(page, head, slot), 1,
                        v.scale_at(page, head, slot));
       }
       return;

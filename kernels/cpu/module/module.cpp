@@ -385,7 +385,7 @@ void run_store(const std::string& isa, Array<const float, 1> x, const std::strin
   if (kernels == nullptr || out.size() < bytes + (type == kv::Dtype::i8 ? sizeof(float) : 0)) {
     throw std::invalid_argument("no such kernel or size");
   }
-  kernels->store(x.data(), whole(x.size()), type, out.data(), out.data() + bytes);
+  kernels->store(x.data(), whole(x.size()), type, out.data(), 1, out.data() + bytes);
 }
 
 // What benchmarks measure the machine with.

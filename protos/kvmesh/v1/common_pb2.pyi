@@ -429,6 +429,7 @@ class Plane(_message.Message):
     DIM_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    TURNED_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     layer: _builtins.int
     kind: Global___PlaneKind.ValueType
@@ -436,6 +437,8 @@ class Plane(_message.Message):
     dim: _builtins.int
     dtype: Global___Dtype.ValueType
     offset: _builtins.int
+    turned: _builtins.bool
+    """`heads` x `dim` x `tokens` instead: neighbouring tokens stand side by side."""
     def __init__(
         self,
         *,
@@ -446,10 +449,11 @@ class Plane(_message.Message):
         dim: _builtins.int = ...,
         dtype: Global___Dtype.ValueType = ...,
         offset: _builtins.int = ...,
+        turned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dim", b"dim", "dtype", b"dtype", "group", b"group", "heads", b"heads", "kind", b"kind", "layer", b"layer", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dim", b"dim", "dtype", b"dtype", "group", b"group", "heads", b"heads", "kind", b"kind", "layer", b"layer", "offset", b"offset", "turned", b"turned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,6 +28,7 @@ def layouts(draw: st.DrawFn) -> Layout:
                 draw(st.integers(1, 64)),
                 draw(st.sampled_from(list(Dtype))),
                 offset,
+                draw(st.booleans()),
             )
             planes.append(plane)
             offset += plane.heads * plane.dim * tokens * plane.dtype.itemsize + draw(st.integers(0, 8))
