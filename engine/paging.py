@@ -73,10 +73,15 @@ def check_page_tokens(page_tokens: int) -> None:
 
 
 def page_geometry(
-    caches: Sequence[LayerCache], *, page_tokens: int, dtype: str, kinds: Sequence[str] = ("k", "v"), turned: bool = False
+    caches: Sequence[LayerCache],
+    *,
+    page_tokens: int,
+    dtype: str,
+    kinds: Sequence[str] = ("k", "v"),
+    turned: bool = False,
 ) -> PageGeometry:
-    """Lays the planes of all layers out one after another in a single full-attention group. `turned`: those of
-    keys, so that the numbers of neighbouring tokens stand side by side."""
+    """Lays the planes of all layers out one after another in a single full-attention group. `turned`: those
+    of keys, so that the numbers of neighbouring tokens stand side by side."""
     check_page_tokens(page_tokens)
     if dtype not in KV_DTYPES:
         raise EngineError(f"kv_dtype is {dtype!r}: it must be {', '.join(KV_DTYPES[:-1])} or {KV_DTYPES[-1]}")
