@@ -18,6 +18,7 @@ from typing import Protocol
 Row = Mapping[str, object]
 COMMANDS: Mapping[str, str] = {
     "engine": "How fast the engine is on this machine, beside what the machine could do.",
+    "overhead": "What everything but the engine costs: requests a second, time and CPU per request.",
     "serve": "How fast any OpenAI-compatible server is, under a load that you choose.",
     "peers": "kvmesh beside llama.cpp, vLLM on CPU and transformers, in turns, with ratios.",
     "neighbours": "What workers on one machine cost each other.",

@@ -1,8 +1,8 @@
 """From a model source to an executor that is ready to be bound to its pages.
 
 Sources: the path of a GGUF file, or of a directory with config.json and safetensors;
-`tiny:seed=1[,layers=2][,context=4096]`, random weights for tests; `script:`, a model that says what it
-is told. Finding the file of a named model is not done here.
+`tiny:seed=1[,layers=2][,context=4096]`, random weights for tests; `script:[text=PATH][,check=tail]`, a model
+that says what it is told. Finding the file of a named model is not done here.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def load(
     if threads < 1:
         raise EngineError(f"threads is {threads}: at least 1 is needed")
     if source.startswith("script:"):
-        return ScriptedExecutor(page_tokens=page_tokens)
+        return ScriptedExecutor.of(source, page_tokens=page_tokens)
     if executor not in ("reference", "cpu"):
         raise EngineError(f"executor is {executor!r}: it must be reference or cpu")
     from engine.tiny import TinySpec, tiny_model

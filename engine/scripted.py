@@ -6,11 +6,17 @@ tokens are still there. A page that was lost, shared by mistake or handed over w
 request and nothing else. Imports no torch.
 
 Behaviour is steered by request metadata: `script_split` ("1,3,2": tokens per step, repeated from the start
-when used up), `script_delay_ms` (how long a step takes), `script_fail_at` (the k-th generation step fails).
+when used up), `script_delay_ms` (how long a step takes), `script_fail_at` (the k-th generation step fails),
+`script_repeat` (anything: the text is said again and again and never ends).
+
+`script:text=PATH` takes tokenizer and template from another model; without the markers of the byte
+tokenizer it says its whole prompt. `script:check=tail` looks at the last record only, so that a step
+costs the same at every depth: for benchmarks of everything but the engine. Both with a comma between.
 """
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
 
@@ -41,6 +47,7 @@ FILLER = 32
 _RECORD = np.dtype([("token", "<u4"), ("mark", "<u4"), ("digest", "<u8")])
 _MARK = 0x5C819700
 _MULTIPLIER = np.uint64(6364136223846793005)
+_INVERSE = np.uint64(pow(6364136223846793005, -1, 2**64))
 
 Records = NDArray[np.void]
 
@@ -48,14 +55,24 @@ Records = NDArray[np.void]
 class ScriptedExecutor:
     """`script:`. Implements `engine.executor.Executor`."""
 
-    def __init__(self, *, page_tokens: int = 16) -> None:
+    def __init__(
+        self,
+        *,
+        page_tokens: int = 16,
+        vocab_size: int = VOCAB_SIZE,
+        end_id: int = END_ID,
+        context_length: int = SCRIPT_CONTEXT_LENGTH,
+        checks_all: bool = True,
+    ) -> None:
+        self._end_id = end_id
+        self._checks_all = checks_all
         caches = [LayerCache(layer=0, heads=1, dim=RECORD_FLOATS)]
         layout = page_geometry(caches, page_tokens=page_tokens, dtype="f32", kinds=("k",))
         self.info = EngineInfo(
             name="script",
             architecture="script",
-            vocab_size=VOCAB_SIZE,
-            context_length=SCRIPT_CONTEXT_LENGTH,
+            vocab_size=vocab_size,
+            context_length=context_length,
             hidden_size=RECORD_FLOATS,
             layers=1,
             layout=layout,
@@ -66,6 +83,25 @@ class ScriptedExecutor:
             weights_bytes=0,
         )
         self._pages: Records | None = None
+
+    @classmethod
+    def of(cls, source: str, *, page_tokens: int = 16) -> "ScriptedExecutor":
+        """`source` is `script:` with its options. Raises EngineError, or TextError for a bad model."""
+        options = script_options(source.removeprefix("script:"))
+        checks_all = options.check == "all"
+        if not options.text:
+            return cls(page_tokens=page_tokens, checks_all=checks_all)
+        # Imported where it is needed: most scripted models speak in bytes.
+        from text import load_text_model
+
+        text = load_text_model(options.text)
+        return cls(
+            page_tokens=page_tokens,
+            vocab_size=text.vocab_size,
+            end_id=min(text.end_ids, default=0),
+            context_length=text.context_length,
+            checks_all=checks_all,
+        )
 
     def bind(self, arena: Arena, pages: int, page_bytes: int) -> None:
         view = check_arena(arena, pages, page_bytes, self.info.layout)
@@ -82,11 +118,15 @@ class ScriptedExecutor:
         return [self._try(slice_, self._pages) for slice_ in batch]
 
     def draft(self, meta: SliceMeta) -> list[int]:
-        script = script_of(meta.prompt)
         try:
             _, count = _step_at(meta)
         except _BadMetadata:  # the step itself says so
             return []
+        script = script_of(meta.prompt, self._end_id)
+        if "script_repeat" in meta.metadata:
+            return [
+                script[at % (len(script) - 1)] for at in range(meta.generated, meta.generated + count - 1)
+            ]
         return script[meta.generated : min(meta.generated + count - 1, len(script) - 1)]
 
     def _try(self, slice_: Slice, pages: Records) -> StepResult:
@@ -116,37 +156,51 @@ class ScriptedExecutor:
     def _write(self, slice_: Slice, pages: Records) -> str | None:
         """Checks what lies in the pages, then adds the new tokens. Says what is wrong, if anything is."""
         page_tokens = self.info.layout.page_tokens
+        begin = 0 if self._checks_all else max(0, slice_.start - 1)
+        known = slice_.start - begin
         end = slice_.start + len(slice_.tokens)
-        positions = np.arange(end)
+        positions = np.arange(begin, end)
         table = np.asarray(slice_.pages[: self.info.layout.pages_for(end)], dtype=np.int64)
         rows, columns = table[positions // page_tokens], positions % page_tokens
-        past = pages[rows[: slice_.start], columns[: slice_.start]]
-        problem = _broken(past, slice_)
+        past = pages[rows[:known], columns[:known]]
+        problem = _broken(past, begin, slice_)
         if problem is not None:
             return problem
         new = np.zeros(len(slice_.tokens), _RECORD)
-        digest = past["digest"][-1] if slice_.start else np.uint64(0)
-        with np.errstate(over="ignore"):
-            for index, token in enumerate(slice_.tokens):
-                digest = digest * _MULTIPLIER + np.uint64(token + 1)
-                new[index] = (token, _MARK + slice_.start + index, digest)
-        pages[rows[slice_.start :], columns[slice_.start :]] = new
+        new["token"] = slice_.tokens
+        new["mark"] = np.arange(_MARK + slice_.start, _MARK + end, dtype=np.uint32)
+        new["digest"] = _digests(past["digest"][-1] if known else np.uint64(0), new["token"])
+        pages[rows[known:], columns[known:]] = new
         return None
 
     def _logits(self, slice_: Slice, meta: SliceMeta) -> Logits:
-        script = script_of(meta.prompt)
-        logits = np.zeros((slice_.logits, VOCAB_SIZE), np.float32)
+        script = script_of(meta.prompt, self._end_id)
+        if "script_repeat" in meta.metadata:
+            script.pop()
+        logits = np.zeros((slice_.logits, self.info.vocab_size), np.float32)
         logits[:, FILLER] = CERTAIN / 1e3
         first = slice_.start + len(slice_.tokens) - slice_.logits
         for row in range(slice_.logits):
             said = first + row + 1 - len(meta.prompt)
-            logits[row, script[said] if 0 <= said < len(script) else END_ID] = CERTAIN
+            if "script_repeat" in meta.metadata and script:
+                said %= len(script)
+            logits[row, script[said] if 0 <= said < len(script) else self._end_id] = CERTAIN
         return logits
 
 
-def script_of(prompt: Sequence[int]) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class ScriptOptions:
+    """`text` is the path of the model whose tokenizer is used ("": bytes); `check` is all or tail."""
+
+    text: str = ""
+    check: str = "all"
+
+
+def script_of(prompt: Sequence[int], end_id: int = END_ID) -> list[int]:
     """What the model will say: the last user message (the whole prompt if there is none), then the end."""
     start, end = 0, len(prompt)
+    if end_id != END_ID:
+        return [*prompt, end_id]
     for index in range(len(prompt) - 1, -1, -1):
         if prompt[index] == USER_ID:
             start = index + 1
@@ -160,22 +214,46 @@ def script_of(prompt: Sequence[int]) -> list[int]:
     return [*prompt[start:end], END_ID]
 
 
-def _broken(past: Records, slice_: Slice) -> str | None:
-    """Where the records of earlier tokens are not what was written, in words."""
+def _digests(before: np.uint64, tokens: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """digest[i] = digest[i - 1] * M + tokens[i] + 1 modulo 2^64, without a loop.
+
+    M is odd and has an inverse, so digest[i] / M^(i + 1) = before + the sum of (tokens[j] + 1) / M^(j + 1).
+    """
+    with np.errstate(over="ignore"):
+        powers = np.multiply.accumulate(np.full(len(tokens), _MULTIPLIER, np.uint64))
+        inverses = np.multiply.accumulate(np.full(len(tokens), _INVERSE, np.uint64))
+        terms = (tokens.astype(np.uint64) + np.uint64(1)) * inverses
+        return powers * (before + np.add.accumulate(terms))
+
+
+def _broken(past: Records, begin: int, slice_: Slice) -> str | None:
+    """Where the records of earlier tokens, from `begin` on, are not what was written, in words."""
     if not len(past):
         return None
     tokens, digests = past["token"].astype(np.uint64), past["digest"]
-    wrong = past["mark"] != np.uint32(_MARK) + np.arange(len(past), dtype=np.uint32)
-    before = np.concatenate([np.zeros(1, np.uint64), digests[:-1]])
-    with np.errstate(over="ignore"):
-        wrong |= digests != before * _MULTIPLIER + tokens + np.uint64(1)
+    wrong = past["mark"] != np.uint32(_MARK + begin) + np.arange(len(past), dtype=np.uint32)
+    if not begin:
+        before = np.concatenate([np.zeros(1, np.uint64), digests[:-1]])
+        with np.errstate(over="ignore"):
+            wrong |= digests != before * _MULTIPLIER + tokens + np.uint64(1)
     if slice_.meta is not None:
-        prompt = np.asarray(slice_.meta.prompt[: len(past)], dtype=np.uint64)
+        prompt = np.asarray(slice_.meta.prompt[begin : begin + len(past)], dtype=np.uint64)
         wrong[: len(prompt)] |= tokens[: len(prompt)] != prompt
     if not wrong.any():
         return None
-    position = int(wrong.argmax())
+    position = begin + int(wrong.argmax())
     return f"the page of position {position} does not hold what was written there"
+
+
+def script_options(options: str) -> ScriptOptions:
+    """What stands behind `script:`. Raises EngineError."""
+    found: dict[str, str] = {}
+    for part in filter(None, options.split(",")):
+        name, _, value = part.partition("=")
+        if name not in ("text", "check") or not value or (name == "check" and value not in ("all", "tail")):
+            raise EngineError(f"script:{options}: options are text=PATH and check=all|tail")
+        found[name] = value
+    return ScriptOptions(**found)
 
 
 def _step_at(meta: SliceMeta) -> tuple[int, int]:

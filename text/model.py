@@ -56,6 +56,11 @@ def load_text_model(source: str) -> TextModel:
     Raises `text.errors.TextError` (`GgufError`, `VocabularyError`, `TemplateError`) naming file and reason.
     """
     scheme, colon, options = source.partition(":")
+    if colon and scheme == "script":
+        # It may speak with another model's words; its other options are the engine's.
+        for option in options.split(","):
+            if option.startswith("text="):
+                return load_text_model(option.removeprefix("text="))
     if colon and scheme in ("tiny", "script"):
         return TextModel(
             name=scheme,

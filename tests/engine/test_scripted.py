@@ -1,13 +1,18 @@
 """The scripted model says what it is told, to the byte, and notices pages that are not what they were."""
 
+from pathlib import Path
+
 import pytest
 
 import engine
-from engine import Executor, Slice, SliceMeta
+from engine import EngineError, Executor, Slice, SliceMeta
 from engine.generate import Generation, generate_batch
 from engine.sampling import SamplingParams
 from engine.scripted import script_of
 from tests.engine.pools import bind, failure, rows
+from tests.text.gguf_builder import metadata_file
+from tests.text.small_bpe import metadata
+from text import load_text_model
 
 END, SYSTEM, USER, ASSISTANT = 257, 258, 259, 260
 TEXT = "héllo wörld 🙂 {}".encode()
@@ -145,3 +150,40 @@ def test_pages_of_another_prompt_are_noticed(script: Executor) -> None:
 
 def test_pages_are_small(script: Executor) -> None:
     assert script.info.layout.page_bytes == 256
+
+
+def test_it_can_say_its_text_for_ever(script: Executor) -> None:
+    generation = say(script, CHAT, tokens=3 * len(TEXT), script_repeat="1", script_split="3")
+    assert generation.tokens == [*TEXT] * 3
+    assert generation.finish_reason == "length"
+
+
+def test_checking_the_tail_costs_the_same_at_every_depth_and_notices_a_wrong_last_page() -> None:
+    script = engine.load("script:check=tail")
+    size = script.info.layout.page_bytes
+    arena = computed(script)
+    arena[16] ^= 1  # far before: not looked at
+    rows(next_step(script, list(range(8))))
+    last = len(CHAT)  # the record that the step has just written
+    arena[last // 16 * size + last % 16 * 16 + 4] ^= 1
+    step = script.step([Slice([66], last + 1, range(8), 1, SliceMeta(CHAT, {}, 2))])[0]
+    assert f"position {last} " in failure(step)
+
+
+def test_it_speaks_with_the_words_of_another_model(tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    path.write_bytes(metadata_file(metadata()))
+    source = f"script:text={path},check=tail"
+    script, text = engine.load(source), load_text_model(source)
+    prompt = text.tokenizer.encode("abc 123", add_special=False, parse_special=False)
+    assert script.info.vocab_size == text.vocab_size
+    generation = Generation(prompt, SamplingParams(temperature=0), 100, text.end_ids)
+    generate_batch(script, [generation])
+    assert generation.tokens[:-1] == prompt
+    assert generation.tokens[-1] in text.end_ids
+
+
+@pytest.mark.parametrize("options", ["check=some", "text=", "speed=9"])
+def test_unknown_options_are_refused(options: str) -> None:
+    with pytest.raises(EngineError, match="options are text"):
+        engine.load(f"script:{options}")
