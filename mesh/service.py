@@ -28,6 +28,7 @@ from mesh.config import ConfigError, ServiceConfig, drain_file, load_config
 from mesh.errors import MeshError
 from mesh.faults import FaultPoints, fired_file, rules_file
 from mesh.files import write_atomically
+from mesh.garbage import set_aside
 from mesh.identity import ServiceIdentity, TokenVerifier
 from mesh.news import Member, News
 from mesh.rpc import RpcServer, open_channel
@@ -115,6 +116,8 @@ class ServiceRuntime:
 
     def ready(self, value: bool = True) -> asyncio.Task[None]:
         """Tells health, members, metrics and the status file. Awaiting the result waits for that."""
+        if value and not self._ready:
+            set_aside()
         self._ready = value
         self._ready_gauge.set(value)
         return self._later(self._spread_ready())

@@ -21,6 +21,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import Tracer as SdkTracer
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags, Tracer
 from opentelemetry.util.types import AttributeValue
@@ -84,15 +85,49 @@ def record_span(
     kind: SpanKind = SpanKind.INTERNAL,
 ) -> SpanContext:
     """A span of the past, from `start_ns` to `end_ns` (unix nanoseconds). Gives its context."""
-    if isinstance(parent, SpanContext):
-        parent = trace.set_span_in_context(trace.NonRecordingSpan(parent), Context())
-    elif isinstance(parent, Span):
-        parent = trace.set_span_in_context(parent, Context())
-    span = tracer.start_span(
-        name, context=Context() if parent is None else parent, kind=kind, start_time=start_ns
+    if isinstance(parent, Context):
+        parent = trace.get_current_span(parent)
+    if isinstance(parent, Span):
+        parent = parent.get_span_context()
+    if not isinstance(tracer, SdkTracer) or parent is None or not parent.is_valid:
+        return _started(tracer, name, start_ns, end_ns, parent, attributes or {}, kind)
+    # A span that is over needs none of the machinery of one that runs, and there are eight to a request.
+    context = SpanContext(
+        parent.trace_id,
+        tracer.id_generator.generate_span_id(),
+        is_remote=False,
+        trace_flags=parent.trace_flags,
     )
-    if attributes:
-        span.set_attributes(attributes)
+    if parent.trace_flags.sampled:
+        tracer.span_processor.on_end(
+            ReadableSpan(
+                name=name,
+                context=context,
+                parent=parent,
+                resource=tracer.resource,
+                attributes=attributes,
+                kind=kind,
+                start_time=start_ns,
+                end_time=end_ns,
+            )
+        )
+    return context
+
+
+def _started(
+    tracer: Tracer,
+    name: str,
+    start_ns: int,
+    end_ns: int,
+    parent: SpanContext | None,
+    attributes: Mapping[str, AttributeValue],
+    kind: SpanKind,
+) -> SpanContext:
+    within = (
+        Context() if parent is None else trace.set_span_in_context(trace.NonRecordingSpan(parent), Context())
+    )
+    span = tracer.start_span(name, context=within, kind=kind, start_time=start_ns)
+    span.set_attributes(attributes)
     span.end(end_time=end_ns)
     return span.get_span_context()
 
@@ -134,6 +169,9 @@ class _Cleaning(SpanProcessor):
         self._inner = inner
 
     def on_end(self, span: ReadableSpan) -> None:
+        if not span.attributes and not span.events and span.status.is_unset:
+            self._inner.on_end(span)
+            return
         self._inner.on_end(
             ReadableSpan(
                 name=span.name,

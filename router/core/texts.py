@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Text that is tokenised on the event loop: well under a millisecond.
-INLINE_CHARS = 2048
+# Text that is tokenised on the event loop: a millisecond. A thread costs a third of that to reach.
+INLINE_CHARS = 4096
 LOAD_WAIT_S = 30.0
 RELOAD_AFTER_S = 10.0
 # What one conversation may take to render and tokenise, in a thread; and on the loop.
