@@ -43,12 +43,14 @@ _SIGNALS = frozenset({Action.KILL, Action.HANG})
 
 # Every point, and what can be asked there beside signals.
 POINTS: Mapping[str, frozenset[Action]] = {
-    # In a router, once per request (streaming: per row after the first).
+    # In a router, once per placement of a request (streaming: per row after the first).
     "queued": frozenset({Action.DELAY}),
-    "prefilling": frozenset({Action.DROP}),
+    "prefilling": frozenset(),
     "handing_over": frozenset(),
     "first_token": frozenset(),
     "streaming": frozenset(),
+    # What a router hears of a prefill run.
+    "progress": frozenset({Action.DROP}),
     # Frames of a router to a decode worker that may come twice.
     "sources": frozenset({Action.DUPLICATE}),
     "cancel": frozenset({Action.DUPLICATE}),
@@ -118,6 +120,11 @@ class FaultPoints:
         self._left: list[int] = []
         self._passed: list[int] = []
         self._fired: Path | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether there is any rule."""
+        return bool(self._rules)
 
     def load(self, rules: Path, fired: Path) -> None:
         """Takes the rules in a file: a JSON list, or no file for none. `fired` gets a line per fault."""

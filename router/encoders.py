@@ -20,6 +20,8 @@ from mesh.errors import InternalError, Unavailable, from_rpc_error
 from router.fleet import MemberNews
 from router.sessions import Dial
 
+# Hundreds of long texts take seconds; an encoder that hangs is not waited for.
+EMBED_S = 60.0
 TRIES = 2
 Mint = Callable[[Mapping[str, Any]], str]
 
@@ -71,7 +73,7 @@ class Encoders:
             tried.append(encoder)
             encoder.running += 1
             try:
-                answer = await encode_pb2_grpc.EncodeStub(encoder.channel).Embed(request)
+                answer = await encode_pb2_grpc.EncodeStub(encoder.channel).Embed(request, timeout=EMBED_S)
                 return _vectors(answer, len(prompts))
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE or len(tried) >= TRIES:

@@ -22,6 +22,9 @@ from kvmesh.v1 import prefill_pb2, prefill_pb2_grpc
 from mesh.errors import said_by_callee
 from mesh.faults import NO_FAULTS, Action, FaultPoints
 
+# For fault points: a run that was sent so long ago is being computed.
+UNDER_WAY_S = 0.002
+
 
 @dataclass(frozen=True, slots=True)
 class RunPatience:
@@ -83,13 +86,16 @@ class PrefillRun:
 
     async def _follow(self) -> RunFailure:
         call = prefill_pb2_grpc.PrefillStub(self._channel).Run(self._request)
+        if self._faults.active:
+            # The first progress is no sign: decode often has all its leases before it is read.
+            asyncio.get_running_loop().call_later(UNDER_WAY_S, self._faults.at, "prefilling")
         try:
             while True:
                 message = await self._next(call)
                 if isinstance(message, RunFailure):
                     return message
                 self._computing = True
-                asked = self._faults.at("prefilling")
+                asked = self._faults.at("progress")
                 if asked is not None and asked.action is Action.DROP:
                     continue
                 if message.committed_blocks >= len(self._request.block_ids) and not self.finished:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 
@@ -19,8 +20,9 @@ BACK_WITHIN_S = 60.0
 # The KV of the dead must be gone by then.
 CLEAN_WITHIN_S = 5.0
 PAUSE_S = 4.0
-# At which passing of a point to strike, at the latest: every row passes one, few requests the others.
-_LATEST = {"streaming": 40, "prefilling": 3, "handing_over": 3}
+# At which passing of a point to strike, at the latest: every row passes one, a request the others once.
+_LATEST = {"streaming": 40}
+_LATEST_OF_REQUESTS = 3
 _LOOK_S = 0.05
 
 
@@ -29,7 +31,7 @@ class Result:
     """What clients and stores saw of one cell.
 
     `silence_s` is the longest time for which a client heard nothing, `stall_s` what that is
-    beyond the longest of the undisturbed load.
+    beyond the longest of the undisturbed load. `clean_s` is how long after the load pages were held.
     """
 
     cell: str
@@ -43,6 +45,7 @@ class Result:
     resumed: int = 0
     recomputed_mean: float = 0.0
     leaked_pages: int = 0
+    clean_s: float = 0.0
     details: list[str] = field(default_factory=list)
 
     @property
@@ -68,13 +71,9 @@ class Chaos:
         result = Result(cell.name, requests)
         asks = draw(f"{self._run} {cell.name}", requests, self._model)
         before = await self._recomputed()
-        load = asyncio.create_task(self._load(asks))
-        try:
-            result.deaths = await self._break(cell, load, requests) if cell.strikes else 0
-        finally:
-            disturbed = await load
+        disturbed, result.deaths = await self._disturbed(cell, asks)
         await self._whole(cell)
-        result.leaked_pages, _ = await self._view.clean(CLEAN_WITHIN_S)
+        result.leaked_pages, result.clean_s = await self._view.clean(CLEAN_WITHIN_S)
         after = await self._recomputed()
         result.resumed = max(0, round(after[0] - before[0]))
         result.recomputed_mean = (after[1] - before[1]) / result.resumed if result.resumed else 0.0
@@ -101,24 +100,38 @@ class Chaos:
         await asyncio.gather(*(client() for _ in range(min(CLIENTS, len(asks)))))
         return [outcome for outcome in outcomes if outcome is not None]
 
-    async def _break(self, cell: Cell, load: asyncio.Task[list[Outcome]], requests: int) -> int:
-        """Strikes at the phase, again and again as soon as the victim is back, while the load runs."""
+    async def _disturbed(self, cell: Cell, asks: Sequence[Ask]) -> tuple[list[Outcome], int]:
+        """The load, and how often somebody was struck in it."""
+        if not cell.strikes:
+            return await self._load(asks), 0
         dice = random.Random(f"{self._run} {cell.name}")  # noqa: S311
-        deaths = 0
         victim = await self._view.one(cell.victim, self._turn)
+        # Before the load begins, so that even a small one has its first blow.
+        armed = await self._arm(cell, victim, dice)
+        load = asyncio.create_task(self._load(asks))
+        try:
+            deaths = await self._break(cell, load, victim, armed, dice)
+        finally:
+            outcomes = await load
+        return outcomes, deaths
+
+    async def _break(
+        self,
+        cell: Cell,
+        load: asyncio.Task[list[Outcome]],
+        victim: dict[str, Any],
+        armed: list[dict[str, Any]],
+        dice: random.Random,
+    ) -> int:
+        """Strikes at the phase, again and again as soon as the victim is back, while the load runs."""
+        deaths = 0
         while not load.done():
-            # The point lies in a router; which one passes it first does not matter.
-            at = victim if cell.victim == "router" else await self._view.one("router", self._turn)
-            nth = dice.randint(1, _LATEST.get(cell.phase, max(3, min(12, requests // 4))))
-            pid = 0 if cell.victim == "router" else victim["pid"]
-            if not at["ready"]:
+            while not self._fired(armed) and not load.done():  # noqa: ASYNC110 (another process)
                 await asyncio.sleep(_LOOK_S)
-                continue
-            self._view.arm(at, [{"point": cell.phase, "action": cell.how, "nth": nth, "pid": pid}])
-            while not self._view.fired(at) and not load.done():  # noqa: ASYNC110 (another process)
-                await asyncio.sleep(_LOOK_S)
-            deaths += self._view.fired(at)
-            self._view.forget(at)
+            deaths += self._fired(armed)
+            for router in armed:
+                self._view.arm(router, [])
+                self._view.forget(router)
             back = None
             while back is None and not load.done():
                 await asyncio.sleep(_LOOK_S)
@@ -126,10 +139,29 @@ class Chaos:
             victim = back or victim
             # What was struck recovers before the next blow: how long that takes is what is measured.
             await asyncio.wait({load}, timeout=PAUSE_S)
+            if not load.done():
+                armed = await self._arm(cell, victim, dice)
         for process in await self._view.processes():
             if process["role"] == "router" and process["ready"]:
                 self._view.arm(process, [])
         return deaths
+
+    async def _arm(self, cell: Cell, victim: dict[str, Any], dice: random.Random) -> list[dict[str, Any]]:
+        """Gives a rule to those in whom the point lies: a router strikes itself, else any router the victim.
+
+        Which of them passes it first does not matter; one blow at one process is what there is.
+        """
+        routers = [p for p in await self._view.processes() if p["role"] == "router" and p["ready"]]
+        if cell.victim == "router":
+            routers = [p for p in routers if p["name"] == victim["name"]]
+        nth = dice.randint(1, _LATEST.get(cell.phase, _LATEST_OF_REQUESTS))
+        pid = 0 if cell.victim == "router" else victim["pid"]
+        for router in routers:
+            self._view.arm(router, [{"point": cell.phase, "action": cell.how, "nth": nth, "pid": pid}])
+        return routers
+
+    def _fired(self, armed: Sequence[dict[str, Any]]) -> bool:
+        return any(self._view.fired(router) for router in armed)
 
     async def _recomputed(self) -> tuple[float, float]:
         """How often a choice went on after its worker was lost, and the tokens computed again."""

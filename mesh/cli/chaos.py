@@ -36,6 +36,7 @@ _HEADER = (
     "STALL",
     "RECOMPUTED",
     "LEAKED",
+    "CLEAN AFTER",
 )
 
 
@@ -108,11 +109,12 @@ def _row(result: Result) -> tuple[str, ...]:
         f"{result.stall_s:.2f} s",
         recomputed,
         str(result.leaked_pages),
+        f"{result.clean_s:.1f} s",
     )
 
 
 def _line(columns: tuple[str, ...]) -> str:
-    widths = (28, 8, 6, 6, 14, 9, 7, 7, 12, 6)
+    widths = (28, 8, 6, 6, 14, 9, 7, 7, 12, 6, 11)
     return "  ".join(column.ljust(width) for column, width in zip(columns, widths, strict=True)).rstrip()
 
 

@@ -29,6 +29,10 @@ _UNCERTAIN = frozenset(
     }
 )
 
+# A store answers in milliseconds, or after it has compared some pages with their checksums. One
+# that hangs is not waited for: the session ends, and what its outcome was a re-attach settles.
+CALL_S = 5.0
+
 T = TypeVar("T")
 
 
@@ -45,13 +49,13 @@ class Calls:
         """Whether the store can be asked now."""
         return self._session.number != 0
 
-    async def call(self, method: Callable[[Any], Any], request: Any) -> Any:
+    async def call(self, method: Callable[..., Any], request: Any) -> Any:
         """Raises Unavailable when the store is away or the outcome is not known, else what it refused."""
         number = self._session.number
         if number == 0:
             raise Unavailable("the KV store is away")
         request.epoch, request.session = self._session.epoch, number
-        call = method(request)
+        call = method(request, timeout=CALL_S)
         self._session.flying.add(call)
         try:
             response = await call

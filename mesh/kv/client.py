@@ -31,6 +31,9 @@ from mesh.kv.waiting import Waiting
 
 log = logging.getLogger(__name__)
 
+# A transfer goes on while prefill computes; the router gives up on one long before.
+FETCH_S = 600.0
+
 T = TypeVar("T")
 OnLost = Callable[[str, MeshError], None]
 
@@ -204,10 +207,20 @@ class KvClient:
             root_id=root_id,
             address=address,
         )
+        call = self._stub.Fetch(request, timeout=FETCH_S)
+        # It ends with the session too: a store that hangs brings nothing.
+        self._session.flying.add(call)
         try:
-            response: pages_pb2.FetchResponse = await self._stub.Fetch(request)
+            response: pages_pb2.FetchResponse = await call
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise Unavailable("the session with the KV store broke") from None
+        finally:
+            self._session.flying.discard(call)
         return response.pulled_blocks
 
     async def commit(self, lease_id: str, blocks: Sequence[CommitItem], attempt: int = 0) -> list[Page]:

@@ -25,19 +25,18 @@ def chaos(mesh: Mesh, *args: str, timeout_s: float) -> dict[str, Any]:
     return report
 
 
-def check(report: dict[str, Any], *, struck: float) -> None:
-    """`struck`: the least share of the cells in which somebody died."""
+def check(report: dict[str, Any]) -> None:
     control, *cells = report["cells"]
     assert control["cell"] == "undisturbed"
     assert control["deaths"] == 0
     for cell in cells:
+        assert cell["deaths"] > 0, cell
         assert cell["failed"] == 0, cell
         assert cell["different"] == 0, cell
         assert cell["leaked_pages"] == 0, cell
         # At most a page, and what was made while one commit was in flight.
         assert cell["recomputed_mean"] <= 16, cell
         assert cell["broken_streams"] == 0 or "router" in cell["cell"], cell
-    assert sum(cell["deaths"] > 0 for cell in cells) >= struck * len(cells)
     assert report["well"]
 
 
@@ -50,8 +49,7 @@ def test_deaths_and_hangs_are_not_seen_by_clients(fragile: Mesh) -> None:  # B65
         "hang:iam:queued",
     ]
     args = [word for cell in cells for word in ("--cell", cell)]
-    # A point that few requests pass may be missed by so small a load.
-    check(chaos(fragile, "--requests", "16", *args, timeout_s=300), struck=0.2)
+    check(chaos(fragile, "--requests", "16", *args, timeout_s=300))
 
 
 def test_a_mesh_without_fault_points_is_left_alone(mesh: Mesh) -> None:
@@ -64,4 +62,4 @@ def test_a_mesh_without_fault_points_is_left_alone(mesh: Mesh) -> None:
 def test_the_whole_matrix(fragile: Mesh) -> None:
     report = chaos(fragile, "--requests", "24", timeout_s=1800)
     assert len(report["cells"]) == 61
-    check(report, struck=0.8)
+    check(report)

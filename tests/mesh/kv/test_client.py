@@ -11,7 +11,7 @@ import resource
 import pytest
 
 from kvstore.invariants import violations
-from mesh.errors import MeshError, NotFound
+from mesh.errors import MeshError, NotFound, Unavailable
 from mesh.kv import grants
 from tests.kvstore.node import LAYOUT, Node, compute, eventually, items, prompt, write
 
@@ -146,3 +146,27 @@ async def test_an_idle_client_and_store_use_no_processor_time(node: Node) -> Non
     after = resource.getrusage(resource.RUSAGE_SELF)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert used < 0.02, f"{used:.3f} s of processor time in an idle second"
+
+
+async def test_a_store_that_hangs_is_waited_for_within_bounds(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = await node.worker("d0")
+    root, ids = prompt(4)
+
+    async def never(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("mesh.kv.calls.CALL_S", 0.2)
+    monkeypatch.setattr(node.store, "reserve", never)
+    async with asyncio.timeout(30):
+        with pytest.raises(Unavailable):
+            await kv.reserve("h/1", node.capability("h/1", ids), ids, root, 1)
+        monkeypatch.undo()
+        # Nobody knows what came of it: the session was renewed, and the same reservation can be made.
+        await kv.wait_connected()
+        reserved = await kv.reserve("h/1", node.capability("h/1", ids), ids, root, 1)
+    assert reserved.missing == 4
+    await kv.release("h/1")
+    await kv.close()
+    assert node.counts() == {"free": 256}
