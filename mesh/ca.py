@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from mesh.config import IdentityFiles
+from mesh.config import CERT_DAYS, IdentityFiles
 from mesh.files import write_atomically
 
 TRUST_DOMAIN = "kvmesh"
@@ -29,7 +29,6 @@ DNS_SUFFIX = "kvmesh.internal"
 # Apart from the names of services, so that no service can be called like a role.
 ROLE_DNS_SUFFIX = "kvmesh-role.internal"
 CA_DAYS = 3650
-CERT_DAYS = 90
 # Two machines whose clocks differ a little must not refuse a fresh certificate.
 BACKDATE_MINUTES = 5
 
@@ -85,7 +84,7 @@ class CertificateAuthority:
         return cls(*_load_authority(key_file, cert_file), cert_file)
 
     def issue(
-        self, directory: Path, *, role: str, name: str, hosts: Sequence[str] = (), days: int = CERT_DAYS
+        self, directory: Path, *, role: str, name: str, hosts: Sequence[str] = (), days: float = CERT_DAYS
     ) -> IdentityFiles:
         """A new key and certificate for one service: `<name>.key` and `<name>.pem` in `directory`.
 
@@ -143,7 +142,7 @@ def _load_authority(key_file: Path, cert_file: Path) -> tuple[ec.EllipticCurvePr
 
 
 def _builder(
-    common_name: str, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, days: int
+    common_name: str, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     # A common name holds 64 characters; nobody reads it, the SAN is what counts.

@@ -18,6 +18,9 @@ from typing import Any
 
 OPTION_PREFIX = "KVMESH_OPTION_"
 
+# How long the certificate of a service is good, if nobody says otherwise.
+CERT_DAYS = 90
+
 
 class ConfigError(Exception):
     """The configuration cannot be used; the message names the place."""

@@ -14,7 +14,7 @@ from mesh.config import drain_file
 from mesh.supervisor.control import Command, ControlError, Emit
 from mesh.supervisor.options import ROLES
 from mesh.supervisor.plan import MOVE_S, ModelPlan
-from mesh.supervisor.process import Replaced
+from mesh.supervisor.process import Replaced, State
 
 if TYPE_CHECKING:
     from mesh.supervisor.mesh import Mesh
@@ -66,6 +66,11 @@ class Commands:
                 told = {"name": process.spec.name, "pid": process.pid, "retiring": process.retiring}
                 emit({"event": "restarted", **told})
         return {"restarted": [p.spec.name for p in chosen]}
+
+    async def replace_all(self) -> None:
+        """As `restart all`, asked by nobody; what was drained stays so."""
+        for name in [p.spec.name for p in self._mesh.processes.values() if p.state is not State.DRAINED]:
+            await self.restart({"name": name}, lambda _: None)
 
     async def drain(self, request: Mapping[str, Any], emit: Emit) -> Mapping[str, Any]:
         """Takes processes out of service, after their work; `restart` brings them back."""

@@ -23,6 +23,7 @@ from mesh.supervisor.events import Reporter
 from mesh.supervisor.plan import SUPERVISOR, ModelPlan, Plan, PlanError
 from mesh.supervisor.ports import PortTaken, check_free
 from mesh.supervisor.process import Process, ProcessSpec, State
+from mesh.supervisor.renewal import Renewal
 from mesh.supervisor.state import write_private
 from mesh.supervisor.status_file import read_status
 from mesh.supervisor.sweep import record, sweep
@@ -66,7 +67,10 @@ class Mesh:
         self._news: News | None = None
         self._watch = HangWatch(lambda: self.processes, report.note)
         self._guardian = Guardian(plan.state)
-        self._control = ControlServer(plan.state.control_socket, Commands(self).table())
+        commands = Commands(self)
+        self._control = ControlServer(plan.state.control_socket, commands.table())
+        life_s = plan.options.certificate_days * 86400.0
+        self._renewal = Renewal(life_s, commands.replace_all, report.note)
         self._admin_tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -115,7 +119,7 @@ class Mesh:
             news = self.plan.supervisor_nats()
             self.processes["nats"].start()
             await self._ready_or_failed(["nats"])
-            self._news = News(news, name=SUPERVISOR)
+            self._news = News(news, name=SUPERVISOR, identity=self.plan.supervisor_identity())
             await self._listen(self._news)
             for spec in specs:
                 self.add(spec).start()
@@ -127,6 +131,7 @@ class Mesh:
             return
         self.ready = True
         self._failed = None
+        self._renewal.start()
         self.report("ready", seconds=time.time() - self.began, url=self.plan.options.url)
 
     def add(self, spec: ProcessSpec) -> Process:
@@ -230,6 +235,7 @@ class Mesh:
     async def _take_down(self) -> None:
         self.ready = False
         self.stopping.set()
+        await self._renewal.close()
         await self._watch.close()
         if self._news is not None:
             await self._news.close()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mesh.config import CERT_DAYS
 from mesh.supervisor.state import DEFAULT_STATE
 
 DEFAULT_MODELS: Mapping[str, str] = {"smollm2": "pkg:smollm2"}
@@ -73,6 +74,8 @@ class MeshOptions:
     key: Path | None = None
     edge: bool = True
     drain_s: float = 10.0
+    # How long certificates of services are good; they are replaced in time (`renewal`).
+    certificate_days: float = CERT_DAYS
     nodes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     # For tests of what breaks: processes do what `mesh.faults` rules ask.
     fault_points: bool = False
@@ -112,6 +115,8 @@ class MeshOptions:
             raise OptionsError(f"--host {self.host}: an address that others can reach needs --tls")
         if self.kv_bytes is not None and self.kv_bytes < 1024 * 1024:
             raise OptionsError("--kv-memory: at least 1M")
+        if not 0 < self.certificate_days <= CERT_DAYS:
+            raise OptionsError(f"certificate_days: above 0 and at most {CERT_DAYS}")
         if self.kv_disk_bytes is not None and self.kv_disk_bytes < 1024 * 1024:
             raise OptionsError("--kv-disk: at least 1M")
 
@@ -236,6 +241,7 @@ _FILE_FIELDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
     "key": ("key", str),
     "edge": ("edge", bool),
     "drain_s": ("drain_s", (int, float)),
+    "certificate_days": ("certificate_days", (int, float)),
 }
 
 

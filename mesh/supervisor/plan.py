@@ -18,7 +18,7 @@ from typing import Any
 from deploy import envoy as edge
 from deploy import nats as news
 from mesh.ca import CertificateAuthority
-from mesh.config import MetricsConfig, ModelConfig, NatsConfig, ServiceConfig, write_config
+from mesh.config import IdentityFiles, MetricsConfig, ModelConfig, NatsConfig, ServiceConfig, write_config
 from mesh.identity import ServiceIdentity, service_audience
 from mesh.models import is_encoder
 from mesh.nats_permissions import permissions
@@ -41,7 +41,7 @@ MOST_THREADS = 8
 PACE_S = 0.04
 SUPERVISOR = "supervisor"
 EDGE = "edge"
-# The edge cannot make tokens, so it holds ones that outlive any run.
+# The edge cannot make tokens, so it holds ones that outlive any run; the supervisor is not replaced.
 _EDGE_DAYS = 3000
 MOVE_S = 2.0
 _STOP_S: Mapping[str, float] = {"nats": 5.0, "envoy": 5.0}
@@ -324,7 +324,7 @@ class Plan:
             listen=address,
             advertise=address,
             tls=self._tcp,
-            identity=self._ca.issue(self.state.identities, role=role, name=name, hosts=["127.0.0.1"]),
+            identity=self._issue(role, name, ["127.0.0.1"]),
             nats=self._nats_config(role, name),
             iam=tuple(self._addresses[iam] for iam in self.iam_names),
             kvstore=self._addresses[self._node_of[name].store],
@@ -340,8 +340,8 @@ class Plan:
     def _prepare_nats(self, _: bool) -> Sequence[str]:
         tls = None
         if self._tcp:
-            files = self._ca.issue(self.state.identities, role="nats", name="nats", hosts=["127.0.0.1"])
-            tls = news.NatsTls(files.cert, files.key, files.ca)
+            files = self._issue("nats", "nats", ["127.0.0.1"])
+            tls = news.NatsTls(files.cert, files.key, files.ca, verify_clients=True)
         self.write_nats_config(tls)
         return ()
 
@@ -349,7 +349,8 @@ class Plan:
         """Writes the server's file with everybody who has a password by now."""
         if tls is None and self._tcp:
             identities = self.state.identities
-            tls = news.NatsTls(identities / "nats.pem", identities / "nats.key", self._ca.cert_file)
+            cert, key = identities / "nats.pem", identities / "nats.key"
+            tls = news.NatsTls(cert, key, self._ca.cert_file, verify_clients=True)
         server = news.NatsServer(
             name=self._node,
             host="127.0.0.1",
@@ -397,10 +398,18 @@ class Plan:
         hosts = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
         if self.options.host not in ("0.0.0.0", "::"):
             hosts.append(self.options.host)
-        files = self._ca.issue(self.state.identities, role="public", name="public", hosts=hosts)
+        files = self._issue("public", "public", hosts)
         return edge.CertificateFiles(files.cert, files.key)
 
-    # Addresses, accounts
+    # Certificates, addresses, accounts
+
+    def supervisor_identity(self) -> IdentityFiles:
+        """Proves to NATS who this is, for as long as a supervisor may run."""
+        return self._ca.issue(self.state.identities, role=SUPERVISOR, name=SUPERVISOR, days=_EDGE_DAYS)
+
+    def _issue(self, role: str, name: str, hosts: Sequence[str]) -> IdentityFiles:
+        days = self.options.certificate_days
+        return self._ca.issue(self.state.identities, role=role, name=name, hosts=hosts, days=days)
 
     def _address(self, name: str, *, fixed: bool = True) -> str:
         if self._tcp:
