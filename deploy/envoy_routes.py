@@ -62,6 +62,7 @@ _EXPOSED_HEADERS = (
     "retry-after",
     "openai-model",
     "openai-organization",
+    "openai-project",
     "openai-processing-ms",
     "openai-version",
     *(
@@ -88,6 +89,7 @@ def routes(edge: EdgeConfig) -> dict[str, Any]:
                     set_header("x-mesh-service", edge.router_token),
                     set_header("x-mesh-start", "%START_TIME(%s.%6f)%"),
                 ],
+                "response_headers_to_add": [set_header("x-content-type-options", "nosniff")],
                 "response_headers_to_remove": ["x-mesh-not-started"],
                 "typed_per_filter_config": {"envoy.filters.http.cors": _cors()},
                 "routes": [

@@ -188,8 +188,6 @@ def check_context(prompt: int, completion: int | None, limit: int, param: str | 
 def _sampling(check: _Check, sampling: Sampling, vocab_size: int) -> Sampling:
     check.number("temperature", sampling.temperature, 0.0, 2.0)
     check.number("top_p", sampling.top_p, 0.0, 1.0)
-    if sampling.top_p == 0.0:
-        raise check.refuse("top_p", "expected a value above 0.", "decimal_below_min_value")
     check.integer("top_k", sampling.top_k, 0, 2**31 - 1)
     check.number("min_p", sampling.min_p, 0.0, 1.0)
     check.number("repetition_penalty", sampling.repetition_penalty, 0.0, 100.0)
@@ -208,10 +206,12 @@ def _sampling(check: _Check, sampling: Sampling, vocab_size: int) -> Sampling:
         check.number("logit_bias", bias, -100.0, 100.0)
     seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
     check.integer("seed", seed, -(2**63), 2**64 - 1)
-    greedy = sampling.temperature < GREEDY_BELOW
+    # Of no probability at all there is still the likeliest token.
+    greedy = sampling.temperature < GREEDY_BELOW or sampling.top_p == 0.0
     return replace(
         sampling,
         temperature=0.0 if greedy else sampling.temperature,
+        top_p=sampling.top_p or 1.0,
         # More than the vocabulary is the same as off.
         top_k=0 if sampling.top_k >= vocab_size else sampling.top_k,
         seed=seed % 2**64,

@@ -86,8 +86,10 @@ class ChatRequest:
     async def answer(self, head: Mapping[str, Any], choices: Sequence[Delta], usage: Usage) -> dict[str, Any]:
         """The whole answer."""
         return {
-            **head,
+            "id": head["id"],
             "object": OBJECT,
+            "created": head["created"],
+            "model": head["model"],
             "choices": [self._choice(choice) for choice in choices],
             "usage": usage_object(usage),
             "service_tier": "default",
@@ -131,8 +133,19 @@ class ChatRequest:
         return ChunkEvents(self, head)
 
     def chunk_head(self, head: Mapping[str, Any]) -> dict[str, Any]:
-        """What all chunks of a stream have in common."""
-        return {**head, "object": CHUNK_OBJECT, "service_tier": "default", "system_fingerprint": None}
+        """What stands in every chunk before its choices."""
+        return {
+            "id": head["id"],
+            "object": CHUNK_OBJECT,
+            "created": head["created"],
+            "model": head["model"],
+            "service_tier": "default",
+            "system_fingerprint": None,
+        }
+
+    def chunk_tail(self, head: Mapping[str, Any]) -> dict[str, Any]:
+        """Nothing stands behind them."""
+        return {}
 
     def first(self, index: int) -> dict[str, Any] | None:
         """The chunk that opens a choice. There is no text to come where a call is forced."""

@@ -24,6 +24,7 @@ class Chunks(Protocol):
 
     def usage(self, usage: Usage) -> dict[str, Any]: ...
     def chunk_head(self, head: Mapping[str, Any]) -> dict[str, Any]: ...
+    def chunk_tail(self, head: Mapping[str, Any]) -> dict[str, Any]: ...
     def first(self, index: int) -> dict[str, Any] | None: ...
     def content(self, delta: Delta) -> Sequence[dict[str, Any]]: ...
     def finish(self, delta: Delta) -> dict[str, Any] | None: ...
@@ -35,9 +36,11 @@ class ChunkEvents:
     def __init__(self, chunks: Chunks, head: Mapping[str, Any]) -> None:
         self._chunks = chunks
         self._opened: set[int] = set()
-        # The head is the same in every chunk: it is written once.
+        # What comes before and after the choices is the same in every chunk: it is written once.
         self._prefix = b"data: " + _encode(chunks.chunk_head(head))[:-1] + b',"choices":'
-        self._suffix = b',"usage":null}\n\n' if chunks.include_usage else b"}\n\n"
+        tail = _encode(chunks.chunk_tail(head))[1:-1]
+        self._tail = b"," + tail if tail else b""
+        self._suffix = self._tail + (b',"usage":null}\n\n' if chunks.include_usage else b"}\n\n")
 
     def begin(self, usage: Usage) -> bytes:
         """Nothing comes before the first token."""
@@ -58,7 +61,14 @@ class ChunkEvents:
         """What follows the last choice."""
         last = b""
         if self._chunks.include_usage:
-            last = self._prefix + b'[],"usage":' + _encode(self._chunks.usage(usage)) + b"}\n\n"
+            last = (
+                self._prefix
+                + b"[]"
+                + self._tail
+                + b',"usage":'
+                + _encode(self._chunks.usage(usage))
+                + b"}\n\n"
+            )
         return last + b"data: [DONE]\n\n"
 
     def failed(self, error: MeshError) -> bytes:

@@ -61,6 +61,13 @@ class CompletionRequest:
         self.suffix = fields.string("suffix") or ""
         self.echo = _echo(fields, self.suffix)
         max_tokens = fields.integer("max_tokens")
+        if max_tokens is not None and max_tokens < 0:
+            raise InvalidRequest(
+                "Invalid 'max_tokens': integer below minimum value. "
+                f"Expected a value >= 0, but got {max_tokens} instead.",
+                code="integer_below_min_value",
+                param="max_tokens",
+            )
         # One token is generated all the same, and not shown.
         self.only_prompt = self.echo and max_tokens == 0
         self.stopping = parameters.stopping_of(fields, 1 if self.only_prompt else max_tokens)
@@ -101,8 +108,8 @@ class CompletionRequest:
     async def answer(self, head: Mapping[str, Any], choices: Sequence[Delta], usage: Usage) -> dict[str, Any]:
         """The whole answer."""
         return {
-            **head,
-            "object": OBJECT,
+            **self.chunk_head(head),
+            **self.chunk_tail(head),
             "choices": [self._choice(choice, choice.finish) for choice in self._best(choices)],
             "usage": self.usage(usage),
         }
@@ -126,8 +133,12 @@ class CompletionRequest:
         return ChunkEvents(self, head)
 
     def chunk_head(self, head: Mapping[str, Any]) -> dict[str, Any]:
-        """What all chunks of a stream have in common."""
-        return {**head, "object": OBJECT}
+        """What stands in every chunk before its choices."""
+        return {"id": head["id"], "object": OBJECT, "created": head["created"]}
+
+    def chunk_tail(self, head: Mapping[str, Any]) -> dict[str, Any]:
+        """What stands behind them."""
+        return {"model": head["model"]}
 
     def first(self, index: int) -> dict[str, Any] | None:
         """Completions have no opening chunk."""
@@ -147,9 +158,8 @@ class CompletionRequest:
         text, tokens = ("", []) if self.only_prompt else (delta.text, delta.tokens)
         if self.echo:
             text, tokens = self._echoed(delta, text, tokens)
-        logprobs = None
-        if self.logprobs is not None and tokens:
-            logprobs = _logprobs_object(tokens, self.logprobs)
+        shown = self.logprobs is not None and tokens
+        logprobs = _logprobs_object(tokens) if shown else None
         finish = "length" if finish and self.only_prompt else finish
         return {"text": text, "index": delta.index, "logprobs": logprobs, "finish_reason": finish}
 
@@ -271,11 +281,11 @@ def _best_of(fields: Fields, n: int, *, stream: bool) -> int:
     return best_of
 
 
-def _logprobs_object(tokens: Sequence[Token], alternatives: int) -> dict[str, Any]:
+def _logprobs_object(tokens: Sequence[Token]) -> dict[str, Any]:
     return {
         "tokens": [token.text for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [_top(token) for token in tokens] if alternatives else None,
+        "top_logprobs": [_top(token) for token in tokens],
         "text_offset": [token.text_offset for token in tokens],
     }
 

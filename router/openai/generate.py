@@ -122,7 +122,7 @@ class Generate:
 
     @staticmethod
     def _headers(arrival: Arrival, exchange: Exchange) -> list[tuple[str, str]]:
-        return arrival.headers(exchange.caller.organisation if exchange.caller else None)
+        return arrival.headers(exchange.caller)
 
     @staticmethod
     def _settle(exchange: Exchange, answer: Answer | None, failure: BaseException | None) -> None:

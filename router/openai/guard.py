@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mesh.errors import MeshError
 from router.core.exchange import Books, Exchange
 from router.core.identity import Verifier, verify_caller, verify_edge
+from router.core.request import Caller
 from router.openai.answers import Connection, send_error
 
 OPEN = frozenset({"/healthz", "/readyz"})
@@ -46,15 +47,15 @@ class Arrival:
             books, route, self.request_id, start_ns=self.edge_start_ns, traceparent=self.traceparent
         )
 
-    def headers(self, organisation: str | None = None) -> list[tuple[str, str]]:
-        """Headers that every answer carries."""
+    def headers(self, caller: Caller | None = None) -> list[tuple[str, str]]:
+        """Headers that every answer carries. `caller`: once it is known whose request it is."""
         headers = [
             ("x-request-id", self.request_id),
             ("openai-version", "2020-10-01"),
             ("openai-processing-ms", str((time.time_ns() - self.at_ns) // 1_000_000)),
         ]
-        if organisation is not None:
-            headers.append(("openai-organization", organisation))
+        if caller is not None:
+            headers += [("openai-organization", caller.organisation), ("openai-project", caller.project)]
         return headers
 
 

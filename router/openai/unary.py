@@ -81,7 +81,7 @@ class Unary:
                     receive,
                 )
                 data = msgspec.json.encode(await self._work(call))
-                await send_json(connection, 200, data, arrival.headers(caller.organisation))
+                await send_json(connection, 200, data, arrival.headers(caller))
                 outcome = "ok"
             except ClientLeft:
                 pass
@@ -89,11 +89,7 @@ class Unary:
                 raise
             except Exception as error:
                 failure = mesh_error(error)
-                await self._send_error(
-                    connection,
-                    failure,
-                    arrival.headers(exchange.caller.organisation if exchange.caller else None),
-                )
+                await self._send_error(connection, failure, arrival.headers(exchange.caller))
             finally:
                 exchange.settle(outcome, failure)
                 connection.close()

@@ -161,6 +161,13 @@ async def test_a_body_has_a_limit_with_and_without_a_stated_length(
     assert over.status_code == 413
     assert over.json()["error"]["code"] == "request_too_large"
     assert is_error_envelope(over)
+    over = await client.post("/v1/messages", headers=AUTHORISED, content=body(9 * MIB))
+    assert over.status_code == 413
+    said = over.json()
+    assert said.pop("request_id") == over.headers["x-request-id"]
+    message = said["error"].pop("message")
+    assert said == {"type": "error", "error": {"type": "request_too_large"}}
+    assert "too large" in message
     assert len(edge[0].upstream.requests()) == 1
 
 

@@ -25,7 +25,7 @@ CHAT: list[tuple[str, dict[str, Any]]] = [
     ("logprobs", {"logprobs": 1}),
     *[("n", {"n": n}) for n in (0, -1, 129, 100_000, 1.0, True, "1")],
     *[("temperature", {"temperature": t}) for t in (2.1, -0.1, "NaN", True, [1], 10**400)],
-    *[("top_p", {"top_p": p}) for p in (0, -0.1, 1.5)],
+    *[("top_p", {"top_p": p}) for p in (-0.1, 1.5)],
     *[("top_k", {"top_k": k}) for k in (-2, 1.5, 2**40)],
     *[("min_p", {"min_p": p}) for p in (-0.1, 1.1)],
     *[("repetition_penalty", {"repetition_penalty": p}) for p in (0, -1, 1000)],

@@ -246,10 +246,10 @@ async def test_completion_logprobs_have_the_old_shape(mesh: World) -> None:  # B
         assert shape["tokens"] == ["a", "b", "c"]
         assert shape["text_offset"] == [0, 1, 2]
         assert all(value <= 0 for value in shape["token_logprobs"])
-        if count:
-            assert [token in top for token, top in zip(shape["tokens"], shape["top_logprobs"], strict=True)]
-        else:
-            assert shape["top_logprobs"] is None
+        # Beside the alternatives the token itself, which is not among the likeliest here.
+        for token, top in zip(shape["tokens"], shape["top_logprobs"], strict=True):
+            assert token in top
+            assert len(top) == count + 1
     assert (await mesh.complete("abc", logprobs=6)).status_code == 400
     assert (await mesh.complete("abc")).json()["choices"][0]["logprobs"] is None
 
@@ -288,73 +288,13 @@ async def test_the_seed_reaches_the_worker_and_one_is_drawn_without(mesh: World)
     assert mesh.worker.opened[-1].sampling.seed != mesh.worker.opened[-2].sampling.seed
     await mesh.chat(temperature=1e-9)
     assert mesh.worker.opened[-1].sampling.temperature == 0.0  # B19
+    await mesh.chat(top_p=0)
+    assert mesh.worker.opened[-1].sampling.temperature == 0.0
     await mesh.chat(metadata={"script_split": "1,2", "mine": "secret"})
     assert dict(mesh.worker.opened[-1].metadata) == {"script_split": "1,2"}
     assert list(mesh.worker.opened[-1].stop.stop_token_ids) == [END]
     await mesh.chat(ignore_eos=True, stop_token_ids=[65], max_tokens=9)
     assert list(mesh.worker.opened[-1].stop.stop_token_ids) == [65]
-
-
-@pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "chat-basic",
-        "chat-streaming",
-        "chat-multiturn",
-        "chat-unknown-model",
-        "chat-detailed-usage",
-        "chat-json-mode",
-        "chat-parallel-tools",
-        "chat-reasoning",
-        "completion-basic",
-        "completion-streaming",
-        "completion-text-batch",
-    ],
-)
-async def test_answers_have_the_shape_of_recorded_ones(mesh: World, name: str) -> None:
-    yaml = pytest.importorskip("yaml")
-    interaction = yaml.safe_load((RECORDINGS / f"{name}.yaml").read_text())["interactions"][0]
-    request, recorded = interaction["request"], interaction["response"]
-    body = json.loads(request["body"])
-    if name != "chat-unknown-model":
-        body["model"] = "tiny"
-    body.pop("reasoning_effort", None)
-    if name == "chat-parallel-tools":
-        called = json.loads(recorded["body"])["choices"][0]["message"]["tool_calls"][0]["function"]
-        said = f'{{"name": "{called["name"]}", "arguments": {called["arguments"]}}}'
-        mesh.worker.behaviour.script = text_script(said)
-    answer = await mesh.post(request["url"].removeprefix("https://api.openai.com"), body)
-    assert answer.status_code == recorded["code"], answer.text
-    headers = {key.lower(): values[0] for key, values in recorded["headers"].items()}
-    assert answer.headers["content-type"].split(";")[0] == headers["content-type"].split(";")[0]
-    assert answer.headers["x-request-id"]
-    if answer.status_code == 200:
-        assert answer.headers["openai-version"] == headers["openai-version"]
-        assert answer.headers["openai-processing-ms"].isdigit()
-    if body.get("stream"):
-        ours, theirs = events(answer.text), events(recorded["body"])
-        assert ours[-1] == theirs[-1] == "[DONE]"
-        assert shape(ours[0]) == shape(theirs[0])
-        assert shape(ours[1]) == shape(theirs[1])
-        assert shape(ours[-2]) == shape(theirs[-2])
-    else:
-        expected = shape(json.loads(recorded["body"]))
-        if name.startswith("completion"):
-            # Where clients see cached tokens; the recorded models are older than that field.
-            expected["usage"]["prompt_tokens_details"] = {"cached_tokens": "number", "audio_tokens": "number"}
-        assert shape(answer.json()) == expected
-
-
-def shape(value: Any) -> Any:
-    """Keys and kinds, not values."""
-    if isinstance(value, dict):
-        return {key: shape(item) for key, item in value.items() if key != "obfuscation"}
-    if isinstance(value, list):
-        return [shape(item) for item in value[:1]]
-    if value is None or isinstance(value, (bool, str)):
-        return type(value).__name__
-    return "number"
 
 
 async def test_models_are_listed_by_the_decision_that_calls_go_through(mesh: World) -> None:

@@ -38,6 +38,9 @@ MAX_OUTPUT_LEAST = 16
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDE = frozenset({_LOGPROBS, "reasoning.encrypted_content"})
 
+# Shown again as they were given.
+_ECHOED = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+
 _ANY = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": ""}]}
 
 _encode = msgspec.json.Encoder().encode
@@ -176,7 +179,7 @@ class ResponsesRequest:
             "incomplete_details": None,
             "instructions": self.instructions,
             "max_output_tokens": body.get("max_completion_tokens"),
-            "max_tool_calls": None,
+            "max_tool_calls": self._given.get("max_tool_calls"),
             "model": self.model,
             "output": [],
             "parallel_tool_calls": body.get("parallel_tool_calls", True),
@@ -191,9 +194,9 @@ class ResponsesRequest:
             "top_logprobs": body.get("top_logprobs", 0),
             "top_p": body.get("top_p", 1.0),
             "truncation": "disabled",
-            "usage": None,
-            "user": self._given.get("user"),
-            "metadata": body.get("metadata", {}),
+            "metadata": body.get("metadata") or {},
+            # What the specification does not know as null is absent: these, and `usage` until it is known.
+            **{name: value for name in _ECHOED if (value := self._given.get(name)) is not None},
             **changes,
         }
 
@@ -290,7 +293,8 @@ class ResponsesRequest:
         tools = [_tool(f"tools[{place}]", tool) for place, tool in enumerate(raw)]
         if tools:
             self._body["tools"] = tools
-        self._shown_tools = [{"type": "function", **tool["function"]} for tool in tools]
+        unsaid = {"parameters": None, "strict": False}
+        self._shown_tools = [{"type": "function", **unsaid, **tool["function"]} for tool in tools]
         choice = fields.take("tool_choice")
         self._tool_choice = "auto" if choice is None else choice
         if isinstance(choice, dict):
