@@ -32,7 +32,8 @@ def channel_options(*, tcp: bool, target_name: str | None) -> Options:
         ("grpc.enable_http_proxy", 0),
         ("grpc.service_config_disable_resolution", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # Not a pause but how long one try may take: a busy machine needs its time for a handshake.
+        ("grpc.min_reconnect_backoff_ms", 2000),
         # A try costs nothing on one node, and a service that is back must not be waited for.
         ("grpc.max_reconnect_backoff_ms", 2000 if tcp else 300),
         # Channels do not share a connection: one that breaks breaks alone.

@@ -70,7 +70,10 @@ class Upstream:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
                 headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)}
-                body = await reader.readexactly(int(headers.get("content-length", "0")))
+                if headers.get("transfer-encoding") == "chunked":
+                    body = await _chunks(reader)
+                else:
+                    body = await reader.readexactly(int(headers.get("content-length", "0")))
                 self.seen.append((head[0], headers, body))
                 self._news.set()
                 if self.hang_up and "/internal/otlp" not in head[0]:
@@ -95,6 +98,16 @@ class Upstream:
     def requests(self) -> list[tuple[str, dict[str, str], bytes]]:
         """What arrived, without the edge's own spans."""
         return [r for r in self.seen if "/internal/otlp" not in r[0]]
+
+
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    """A chunked body, without trailers."""
+    body = b""
+    while size := int(await reader.readline(), 16):
+        body += await reader.readexactly(size)
+        await reader.readline()
+    await reader.readline()
+    return body
 
 
 @dataclass

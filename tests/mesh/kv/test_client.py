@@ -64,7 +64,8 @@ async def test_a_cancelled_reserve_leaves_nothing_behind(node: Node) -> None:
         await asyncio.wait({asking})
     await eventually(lambda: node.counts().get("granted", 0) <= 8, "a cancelled reservation stays")
     await kv.close()
-    assert node.counts() == {"free": 256}
+    # What was asked for in the last moment goes when the store knows that its owner has gone.
+    await eventually(lambda: node.counts() == {"free": 256}, "a cancelled reservation stays")
 
 
 async def test_what_is_not_reserved_cannot_be_waited_for(node: Node) -> None:
