@@ -31,13 +31,9 @@ class RunningMesh:
     def key(self) -> str:
         return (self.state / "dev-key").read_text().strip()
 
-    def cpu_s(self) -> dict[str, float]:
-        """CPU seconds of every role so far, threads and both of user and system."""
-        spent: dict[str, float] = defaultdict(float)
-        for process in self.processes():
-            if process["pid"]:
-                spent[process["role"]] += cpu_s(process["pid"])
-        return dict(spent)
+    def pids(self) -> dict[int, str]:
+        """The roles of its processes. Asking costs each of them something."""
+        return {process["pid"]: process["role"] for process in self.processes() if process["pid"]}
 
     def processes(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(_cli("status", "--json", "--state", str(self.state)))[
@@ -56,6 +52,14 @@ def running_mesh(words: Sequence[str]) -> Iterator[RunningMesh]:
             yield mesh
         finally:
             _cli("down", "--state", state)
+
+
+def cpu_s_by_role(pids: Mapping[int, str]) -> dict[str, float]:
+    """CPU seconds of every role so far, of all threads, user and system."""
+    spent: dict[str, float] = defaultdict(float)
+    for process, role in pids.items():
+        spent[role] += cpu_s(process)
+    return dict(spent)
 
 
 def cpu_s(process: int) -> float:

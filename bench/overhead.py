@@ -25,7 +25,7 @@ from dataclasses import asdict
 from bench.command import BenchError, Row
 from bench.http_load import Job, Result
 from bench.loaded import model_path
-from bench.mesh import ROOT, RunningMesh, environment, running_mesh
+from bench.mesh import ROOT, RunningMesh, cpu_s_by_role, environment, running_mesh
 from bench.serve import WORDS, percentile
 
 PATH = "/v1/chat/completions"
@@ -74,11 +74,12 @@ def _ours(stack: ExitStack, arguments: argparse.Namespace) -> Callable[[int], Fi
         running_mesh(["--model", f"{MODEL}={source}", "--router", str(arguments.router), "--kv-memory", "1G"])
     )
     _load(mesh.port, mesh.key, arguments, "warm", clients=8, seconds=1.0)
+    pids = mesh.pids()
 
     def measure(number: int) -> Figures:
-        crowd_before = mesh.cpu_s()
+        crowd_before = cpu_s_by_role(pids)
         crowd = _load(mesh.port, mesh.key, arguments, f"crowd {number}", clients=arguments.clients)
-        spent = mesh.cpu_s()
+        spent = cpu_s_by_role(pids)
         requests = len(crowd.latencies_ms)
         figures = {
             f"c{arguments.clients}_req_s": requests / crowd.wall_s,
