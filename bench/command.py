@@ -19,6 +19,7 @@ Row = Mapping[str, object]
 COMMANDS: Mapping[str, str] = {
     "engine": "How fast the engine is on this machine, beside what the machine could do.",
     "overhead": "What everything but the engine costs: requests a second, time and CPU per request.",
+    "streams": "How many streams of 50 tokens a second stay smooth.",
     "serve": "How fast any OpenAI-compatible server is, under a load that you choose.",
     "peers": "kvmesh beside llama.cpp, vLLM on CPU and transformers, in turns, with ratios.",
     "neighbours": "What workers on one machine cost each other.",

@@ -8,10 +8,14 @@ no cache helps; an answer has one token. The load is a process of its own that p
   c1_p50_ms, c1_p99_ms  one client alone, from sending to the whole answer
   ROLE_cpu_ms           CPU time of a request of the 128 clients in a role's processes; `load`: the load's own
   phase_NAME_p50_ms     of one client's requests, as the router's spans have them; they add up to its time
+
+--dynamo DIR measures Dynamo beside us, in turns: its frontend with the KV router, two prefill and two decode
+mockers of unlimited speed (also $KVMESH_PEER_DYNAMO). --text is then a Hugging Face directory.
 """
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -21,8 +25,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 
 from bench.command import BenchError, Row
+from bench.dynamo import running_dynamo
 from bench.http_load import Job, Result
 from bench.loaded import model_path
 from bench.mesh import ROOT, RunningMesh, cpu_s_by_role, environment, running_mesh
@@ -50,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="whose tokenizer and template, or bytes (default pkg:smollm2)",
     )
+    peer = os.environ.get("KVMESH_PEER_DYNAMO")
+    parser.add_argument("--dynamo", type=Path, default=peer and Path(peer), metavar="DIR")
 
 
 def run(arguments: argparse.Namespace) -> Row:
@@ -60,11 +68,18 @@ def run(arguments: argparse.Namespace) -> Row:
         raise BenchError("--clients, --seconds, --rounds, --words and --router: above 0")
     found: dict[str, list[float]] = defaultdict(list)
     with ExitStack() as stack:
-        measure = _ours(stack, arguments)
+        measures = [_ours(stack, arguments)]
+        if arguments.dynamo is not None:
+            measures.append(_dynamo(stack, arguments))
         for number in range(arguments.rounds):
-            for key, value in measure(number).items():
-                found[key].append(value)
-    return {"rounds": arguments.rounds, **{key: statistics.median(values) for key, values in found.items()}}
+            for measure in measures:
+                for key, value in measure(number).items():
+                    found[key].append(value)
+    row = {key: statistics.median(values) for key, values in found.items()}
+    crowd = f"c{arguments.clients}_req_s"
+    if f"dynamo_{crowd}" in row:
+        row[f"{crowd}_to_dynamo"] = row[crowd] / row[f"dynamo_{crowd}"]
+    return {"rounds": arguments.rounds, **row}
 
 
 def _ours(stack: ExitStack, arguments: argparse.Namespace) -> Callable[[int], Figures]:
@@ -77,29 +92,49 @@ def _ours(stack: ExitStack, arguments: argparse.Namespace) -> Callable[[int], Fi
     pids = mesh.pids()
 
     def measure(number: int) -> Figures:
-        crowd_before = cpu_s_by_role(pids)
-        crowd = _load(mesh.port, mesh.key, arguments, f"crowd {number}", clients=arguments.clients)
-        spent = cpu_s_by_role(pids)
-        requests = len(crowd.latencies_ms)
-        figures = {
-            f"c{arguments.clients}_req_s": requests / crowd.wall_s,
-            f"c{arguments.clients}_p50_ms": percentile(crowd.latencies_ms, 50),
-            f"c{arguments.clients}_p99_ms": percentile(crowd.latencies_ms, 99),
-            **{
-                f"{role}_cpu_ms": (spent[role] - crowd_before.get(role, 0.0)) / requests * 1e3
-                for role in (*_ROLES, *sorted(set(spent) - set(_ROLES)))
-                if role in spent
-            },
-            "load_cpu_ms": crowd.cpu_s / requests * 1e3,
-        }
+        figures = _crowd(mesh.port, mesh.key, pids, arguments, number)
         since_ns = time.time_ns()
-        alone = _load(
-            mesh.port, mesh.key, arguments, f"alone {number}", clients=1, seconds=arguments.seconds / 2
-        )
-        figures |= {f"c1_p{p}_ms": percentile(alone.latencies_ms, p) for p in (50, 99)}
+        figures |= _alone(mesh.port, mesh.key, arguments, number)
         return {**figures, **_phases(mesh, since_ns)}
 
     return measure
+
+
+def _dynamo(stack: ExitStack, arguments: argparse.Namespace) -> Callable[[int], Figures]:
+    peer = stack.enter_context(running_dynamo(arguments.dynamo, Path(arguments.text), MODEL))
+    _load(peer.port, "", arguments, "warm", clients=8, seconds=1.0)
+
+    def measure(number: int) -> Figures:
+        figures = _crowd(peer.port, "", peer.pids, arguments, number) | _alone(
+            peer.port, "", arguments, number
+        )
+        return {
+            key if key.startswith("dynamo_") else f"dynamo_{key}": value for key, value in figures.items()
+        }
+
+    return measure
+
+
+def _crowd(
+    port: int, key: str, pids: Mapping[int, str], arguments: argparse.Namespace, number: int
+) -> dict[str, float]:
+    before = cpu_s_by_role(pids)
+    crowd = _load(port, key, arguments, f"crowd {number}", clients=arguments.clients)
+    spent = cpu_s_by_role(pids)
+    requests = len(crowd.latencies_ms)
+    roles = [role for role in _ROLES if role in spent] + sorted(set(spent) - set(_ROLES))
+    return {
+        f"c{arguments.clients}_req_s": requests / crowd.wall_s,
+        f"c{arguments.clients}_p50_ms": percentile(crowd.latencies_ms, 50),
+        f"c{arguments.clients}_p99_ms": percentile(crowd.latencies_ms, 99),
+        **{f"{role}_cpu_ms": (spent[role] - before.get(role, 0.0)) / requests * 1e3 for role in roles},
+        "load_cpu_ms": crowd.cpu_s / requests * 1e3,
+    }
+
+
+def _alone(port: int, key: str, arguments: argparse.Namespace, number: int) -> dict[str, float]:
+    alone = _load(port, key, arguments, f"alone {number}", clients=1, seconds=arguments.seconds / 2)
+    return {f"c1_p{p}_ms": percentile(alone.latencies_ms, p) for p in (50, 99)}
 
 
 def _load(

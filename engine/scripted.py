@@ -6,7 +6,8 @@ tokens are still there. A page that was lost, shared by mistake or handed over w
 request and nothing else. Imports no torch.
 
 Behaviour is steered by request metadata: `script_split` ("1,3,2": tokens per step, repeated from the start
-when used up), `script_delay_ms` (how long a step takes), `script_fail_at` (the k-th generation step fails),
+when used up), `script_delay_ms` (how long a step takes), `script_pace_ms` (how far apart steps end, whatever
+they take themselves), `script_fail_at` (the k-th generation step fails),
 `script_repeat` (anything: the text is said again and again and never ends).
 
 `script:text=PATH` takes tokenizer and template from another model; without the markers of the byte
@@ -83,6 +84,7 @@ class ScriptedExecutor:
             weights_bytes=0,
         )
         self._pages: Records | None = None
+        self._due = 0.0
 
     @classmethod
     def of(cls, source: str, *, page_tokens: int = 16) -> "ScriptedExecutor":
@@ -112,10 +114,22 @@ class ScriptedExecutor:
     def step(self, batch: Sequence[Slice]) -> list[StepResult]:
         if self._pages is None:
             raise EngineError("step before bind: there is no pool to work in")
-        delays = [_delay_s(slice_.meta.metadata) for slice_ in batch if slice_.meta and slice_.logits]
-        if delays and max(delays) > 0:
-            time.sleep(max(delays))
+        metas = [slice_.meta.metadata for slice_ in batch if slice_.meta and slice_.logits]
+        delay_s = max((_seconds(metadata, "script_delay_ms") for metadata in metas), default=0.0)
+        if delay_s > 0:
+            time.sleep(delay_s)
+        self._keep_pace(max((_seconds(metadata, "script_pace_ms") for metadata in metas), default=0.0))
         return [self._try(slice_, self._pages) for slice_ in batch]
+
+    def _keep_pace(self, pace_s: float) -> None:
+        """Waits until the next step is due. One that is late is not made up for if it is late by two."""
+        if pace_s <= 0:
+            return
+        now = time.monotonic()
+        if now > self._due + 2 * pace_s:
+            self._due = now
+        time.sleep(max(0.0, self._due - now))
+        self._due += pace_s
 
     def draft(self, meta: SliceMeta) -> list[int]:
         try:
@@ -275,8 +289,9 @@ def _number(text: str, key: str) -> int:
     return int(text)
 
 
-def _delay_s(metadata: Mapping[str, str]) -> float:
-    text = metadata.get("script_delay_ms", "")
+def _seconds(metadata: Mapping[str, str], key: str) -> float:
+    """Milliseconds in the metadata, as seconds; 0 without."""
+    text = metadata.get(key, "")
     try:
         return min(max(0.0, float(text or 0)), 60_000.0) / 1e3
     except ValueError:

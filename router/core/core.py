@@ -110,7 +110,9 @@ class Core:
         calls: CallOutput | None = None,
     ) -> str:
         """What the answer to a prompt has to obey, "" for nothing; raises InvalidRequest."""
-        return await self.grammars.make(admitted.model, prompt.form if prompt else None, text, calls)
+        return await self.grammars.make(
+            admitted.organisation.id, admitted.model, prompt.form if prompt else None, text, calls
+        )
 
     async def embed(
         self, admitted: Admitted, prompts: Sequence[Sequence[int]], *, param: str = "input"
@@ -142,7 +144,9 @@ class Core:
             )
         ask = checked(ask, vocab_size=model.known_ids, context_length=model.text.context_length, names=names)
         if ask.grammar:
-            await self.grammars.check(model, ask.grammar, names.get("grammar", "grammar"))
+            await self.grammars.check(
+                admitted.organisation.id, model, ask.grammar, names.get("grammar", "grammar")
+            )
         exchange = admitted.exchange
         exchange.usage.prompt_tokens = sum(map(len, ask.prompts))
         most = exchange.usage.prompt_tokens + len(ask.prompts) * ask.n * (ask.stopping.max_tokens or 0)

@@ -1,30 +1,27 @@
 """What answers have to obey, from what a request asks for to one grammar, tried for the model that it is for.
 
-Everything is made and compiled in one thread of its own: what is slow there holds up no stream and nobody's
-tokenising, and a request that is cancelled meanwhile is not compiled. It does not know
-how fields are spelled.
+Everything is made and compiled in one thread of its own, in which organisations take turns: what is slow
+there holds up no stream, nobody's tokenising and no other organisation for longer than one grammar takes, and a
+request that is cancelled meanwhile is not compiled. It does not know how fields are spelled.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
 
-from mesh.errors import InvalidRequest, Overloaded
+from mesh.errors import InvalidRequest
 from router.core.texts import ServedModel
+from router.core.turns import Turns
 from text import AnswerForm
 from text.grammar import Calls, GrammarError, Grammars
 from text.grammar.forms import after_reasoning, mark_of, of_calls
 from text.grammar.schema import json_terminal
 from text.tool_parsers.lark import Function, Mark
 
-T = TypeVar("T")
-
 # At most a tenth of a second each: what waits longer than some seconds had better come again.
 WAITING_MAX = 64
+ORGANISATION_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +49,17 @@ class ModelGrammars:
     """One router's."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._waiting = 0
+        self._turns = Turns(
+            "grammar",
+            waiting_max=WAITING_MAX,
+            owner_max=ORGANISATION_MAX,
+            refusal="Too many grammars are being compiled. Try again.",
+        )
         self._grammars: dict[str, tuple[ServedModel, Grammars]] = {}
 
     async def make(
         self,
+        organisation: str,
         model: ServedModel,
         form: AnswerForm | None,
         text: StructuredOutput | None,
@@ -66,23 +68,14 @@ class ModelGrammars:
         """The grammar of an answer of this form, "" if it is free. Raises InvalidRequest."""
         if text is None and calls is None:
             return ""
-        return await self._run(self._make, model, form, text, calls)
+        return await self._turns.run(organisation, self._make, model, form, text, calls)
 
-    async def check(self, model: ServedModel, grammar: str, param: str) -> None:
+    async def check(self, organisation: str, model: ServedModel, grammar: str, param: str) -> None:
         """Compiles it as a worker will; raises InvalidRequest for what cannot be enforced."""
-        await self._run(self._compile, model, grammar, param)
+        await self._turns.run(organisation, self._compile, model, grammar, param)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    async def _run(self, work: Callable[..., T], *args: object) -> T:
-        if self._waiting >= WAITING_MAX:
-            raise Overloaded("Too many grammars are being compiled. Try again.", retry_after_s=1.0)
-        self._waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
-        finally:
-            self._waiting -= 1
+        self._turns.close()
 
     def _make(
         self,

@@ -1,5 +1,6 @@
 """The scripted model says what it is told, to the byte, and notices pages that are not what they were."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,13 @@ def test_it_can_say_its_text_for_ever(script: Executor) -> None:
     generation = say(script, CHAT, tokens=3 * len(TEXT), script_repeat="1", script_split="3")
     assert generation.tokens == [*TEXT] * 3
     assert generation.finish_reason == "length"
+
+
+def test_steps_keep_a_pace_whatever_they_take(script: Executor) -> None:
+    started = time.monotonic()
+    say(script, CHAT, tokens=5, script_pace_ms="20", script_delay_ms="10")
+    # The first is due at once.
+    assert 4 * 0.020 <= time.monotonic() - started < 5
 
 
 def test_checking_the_tail_costs_the_same_at_every_depth_and_notices_a_wrong_last_page() -> None:
