@@ -254,10 +254,10 @@ def _step(step: decode_pb2.Step) -> Step:
             Row(
                 choice=row.choice,
                 tokens=tuple(row.token_ids),
-                logprobs=_scored(row.logprobs),
+                logprobs=_scored(row.logprobs) if row.logprobs else (),
                 finish=_FINISH.get(row.finish_reason),
                 stop_token=row.stop_token_id if row.HasField("stop_token_id") else None,
-                prompt_logprobs=_scored(row.prompt_logprobs) or None,
+                prompt_logprobs=_scored(row.prompt_logprobs) if row.prompt_logprobs else None,
             )
         )
     return Step(rows)

@@ -189,6 +189,11 @@ class Answer:
         """What is new; an empty list at the end. Raises the one error."""
         return await self._outbox.take()
 
+    @property
+    def outbox(self) -> Outbox:
+        """For a face that waits for more than deltas."""
+        return self._outbox
+
     def close(self, error: BaseException | None = None) -> None:
         """Settles the request: answered, failed with `error`, or left by its client."""
         self._task.cancel()

@@ -75,7 +75,11 @@ class Exchange:
         """The caller may use this model of the catalogue."""
         self._model = model
         self._running = True
-        self._books.metrics.running.labels(model).inc()
+        metrics = self._books.metrics
+        metrics.running.labels(model).inc()
+        # Looked up once: they are counted up for every token.
+        self._count_tokens = metrics.generation_tokens.labels(model).inc
+        self._observe_interval = metrics.inter_token.labels(model).observe
         self.span.set_attribute("kvmesh.model", model)
 
     def accepted(self, prompt_tokens: int, cached_tokens: int) -> None:
@@ -94,9 +98,9 @@ class Exchange:
         """Tokens of one choice have arrived, `since_last_s` after its last ones (None: its first)."""
         metrics = self._books.metrics
         self.usage.completion_tokens += tokens
-        metrics.generation_tokens.labels(self._model).inc(tokens)
+        self._count_tokens(tokens)
         if since_last_s is not None and tokens:
-            metrics.inter_token.labels(self._model).observe(since_last_s / tokens)
+            self._observe_interval(since_last_s / tokens)
         if self.first_token_s is None and tokens:
             self.phases.enter(phase.DECODE)
             self.first_token_s = self.phases.total_s(*phase.BEFORE_FIRST_TOKEN)

@@ -1,8 +1,8 @@
 """What answers have to obey, from what a request asks for to one grammar, tried for the model that it is for.
 
 Everything is made and compiled in one thread of its own, in which organisations take turns: what is slow
-there holds up no stream, nobody's tokenising and no other organisation for longer than one grammar takes, and a
-request that is cancelled meanwhile is not compiled. It does not know how fields are spelled.
+there holds up no stream, nobody's tokenising and no other organisation for longer than one grammar takes;
+a request that is cancelled meanwhile is not compiled. It does not know how fields are spelled.
 """
 
 from __future__ import annotations

@@ -49,14 +49,31 @@ class Outbox:
 
     async def take(self) -> list[Delta]:
         """What is new, by choice; an empty list when every choice has ended. Raises the error."""
-        while not self._waiting:
+        while (deltas := self.taken()) is None:
+            await self.news()
+        return deltas
+
+    async def news(self) -> None:
+        """Waits until there may be something to take, or for a nudge."""
+        self._news.clear()
+        await self._news.wait()
+
+    def nudge(self) -> None:
+        """Wakes who waits for news, to look at something else."""
+        self._news.set()
+
+    def taken(self) -> list[Delta] | None:
+        """As `take`, without waiting: None while there is nothing to say."""
+        if not self._waiting:
             if self.complete:
                 return []
             if self._error is not None:
                 raise self._error
-            self._news.clear()
-            await self._news.wait()
-        deltas = [self._waiting[index] for index in sorted(self._waiting)]
+            return None
+        waiting = self._waiting
+        deltas = (
+            list(waiting.values()) if len(waiting) == 1 else [waiting[index] for index in sorted(waiting)]
+        )
         self._waiting = {}
         for delta in deltas:
             self._on_taken(delta.index, len(delta.tokens))

@@ -20,6 +20,7 @@ from starlette.types import Receive, Send
 
 from mesh.errors import InternalError, MeshError
 from router.core.core import Answer
+from router.core.outbox import Outbox
 from router.core.request import Delta, Usage
 from router.openai import errors
 
@@ -67,6 +68,8 @@ class Connection:
         self._receive = receive
         self._send = send
         self._gone: asyncio.Task[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._quiet_since_s = 0.0
         self.started = False
 
     async def unless_gone(self, work: Awaitable[T]) -> T:
@@ -81,13 +84,49 @@ class Connection:
 
     async def wait(self, task: asyncio.Future[T], timeout_s: float | None) -> bool:
         """Whether `task` is done; False after `timeout_s`. Raises ClientLeft when the client leaves."""
-        if self._gone is None:
-            self._gone = asyncio.ensure_future(self._disconnected())
-        both: set[asyncio.Future[Any]] = {task, self._gone}
+        gone = self._watch()
+        both: set[asyncio.Future[Any]] = {task, gone}
         await asyncio.wait(both, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done() and self._gone.done():
+        if not task.done() and gone.done():
             raise ClientLeft
         return task.done()
+
+    async def deltas(self, outbox: Outbox, silence_s: float | None = None) -> list[Delta] | None:
+        """What is new; an empty list at the end, None after `silence_s`. Raises ClientLeft, or the error.
+
+        Called for every token of every stream: it costs one wake-up, no task and no timer of its own.
+        """
+        gone = self._watch()
+        loop = asyncio.get_running_loop()
+        self._quiet_since_s = loop.time()
+        while (deltas := outbox.taken()) is None:
+            if gone.done():
+                raise ClientLeft
+            if silence_s is not None:
+                if loop.time() - self._quiet_since_s >= silence_s:
+                    return None
+                if self._alarm is None:
+                    self._alarm = loop.call_later(silence_s, self._ring, outbox, silence_s)
+            gone.add_done_callback(nudge := lambda _: outbox.nudge())
+            try:
+                await outbox.news()
+            finally:
+                gone.remove_done_callback(nudge)
+        return deltas
+
+    def _ring(self, outbox: Outbox, silence_s: float) -> None:
+        """The silence may be over since: then the rest of the present one is waited for."""
+        left_s = self._quiet_since_s + silence_s - asyncio.get_running_loop().time()
+        self._alarm = None
+        if left_s > 0:
+            self._alarm = asyncio.get_running_loop().call_later(left_s, self._ring, outbox, silence_s)
+        else:
+            outbox.nudge()
+
+    def _watch(self) -> asyncio.Task[None]:
+        if self._gone is None:
+            self._gone = asyncio.ensure_future(self._disconnected())
+        return self._gone
 
     async def start(self, status: int, headers: Headers) -> None:
         self.started = True
@@ -98,6 +137,8 @@ class Connection:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     def close(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
         if self._gone is not None:
             self._gone.cancel()
 
@@ -118,7 +159,7 @@ async def send_whole(
 ) -> None:
     """Collects every choice and answers once."""
     whole = {index: Delta(index) for index in range(answer.choices)}
-    while deltas := await connection.unless_gone(answer.take()):
+    while deltas := await connection.deltas(answer.outbox):
         for delta in deltas:
             whole[delta.index].add(delta)
     data = _encode(await dialect.answer(head, list(whole.values()), answer.usage))
@@ -135,36 +176,19 @@ async def send_stream(
     connection: Connection, events: Events, answer: Answer, headers: Callable[[], Headers]
 ) -> None:
     """Server-sent events. Raises what fails; if nothing was sent by then, the client gets its status."""
-    first = asyncio.ensure_future(answer.take())
-    try:
-        waits = not await connection.wait(first, KEEP_ALIVE_S)
-        if not waits:
-            first.result()
-        await connection.start(
-            200, [("content-type", EVENT_STREAM), ("cache-control", "no-cache"), *headers()]
-        )
-        opening = events.begin(answer.usage) + (KEEP_ALIVE if waits else b"")
-        if opening:
-            await connection.body(opening, more=True)
-        deltas = await _followed(connection, first)
-    finally:
-        first.cancel()
-    while deltas:
-        data = b"".join(events.of(delta) for delta in deltas)
+    deltas = await connection.deltas(answer.outbox, KEEP_ALIVE_S)
+    await connection.start(200, [("content-type", EVENT_STREAM), ("cache-control", "no-cache"), *headers()])
+    opening = events.begin(answer.usage) + (KEEP_ALIVE if deltas is None else b"")
+    if opening:
+        await connection.body(opening, more=True)
+    if deltas is None:
+        deltas = await connection.deltas(answer.outbox, KEEP_ALIVE_S)
+    while deltas is None or deltas:
+        data = KEEP_ALIVE if deltas is None else b"".join([events.of(delta) for delta in deltas])
         if data:
             await connection.body(data, more=True)
-        deltas = await _followed(connection, asyncio.ensure_future(answer.take()))
+        deltas = await connection.deltas(answer.outbox, KEEP_ALIVE_S)
     await connection.body(await connection.unless_gone(events.end(answer.usage)))
-
-
-async def _followed(connection: Connection, waiting: asyncio.Future[list[Delta]]) -> list[Delta]:
-    """The next deltas; a comment goes out after every 15 s of silence."""
-    try:
-        while not await connection.wait(waiting, KEEP_ALIVE_S):
-            await connection.body(KEEP_ALIVE, more=True)
-        return waiting.result()
-    finally:
-        waiting.cancel()
 
 
 async def send_error(connection: Connection, error: MeshError, headers: Headers) -> None:

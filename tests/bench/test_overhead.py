@@ -1,10 +1,12 @@
 """The overhead of a whole mesh: every figure that is promised is there and means what it says."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from bench.command import main
+from bench.command import BenchError, main
+from bench.dynamo import running_dynamo
 
 
 @pytest.mark.mesh
@@ -26,3 +28,11 @@ def test_a_small_run_has_every_figure(capsys: pytest.CaptureFixture[str]) -> Non
 def test_what_cannot_be_measured_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["overhead", *words]) == 1
     assert "above 0" in capsys.readouterr().err
+
+
+def test_a_missing_peer_is_named_with_the_way_to_install_it(tmp_path: Path) -> None:
+    with (
+        pytest.raises(BenchError, match="pip install --no-deps ai-dynamo"),
+        running_dynamo(tmp_path, tmp_path, "m"),
+    ):
+        pass

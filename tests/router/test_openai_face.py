@@ -208,6 +208,38 @@ async def test_a_client_that_reads_slowly_slows_the_worker(mesh: World) -> None:
     assert mesh.worker.credits
 
 
+async def test_a_client_that_reads_slowly_slows_nobody_else(mesh: World) -> None:
+    mesh.worker.behaviour.script = endless
+    mesh.worker.behaviour.tokens_per_step = lambda step: 64
+    extra = {"max_tokens": 4000, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}
+    body = json.dumps(chat_body("x", stream=True, **extra)).encode()
+    async with mesh.client.stream(
+        "POST", "/v1/chat/completions", content=body, headers=mesh.headers()
+    ) as stuck:
+        await stuck.aiter_lines().__anext__()
+        handoff_id = mesh.worker.opened[0].handoff_id
+        # Beside the one that reads nothing more, others come to their end at the same worker.
+        others = await asyncio.gather(
+            *(mesh.chat(stream=True, max_tokens=1000, ignore_eos=True) for _ in range(3))
+        )
+        for other in others:
+            chunks = events(other.text)
+            assert chunks[-1] == "[DONE]"
+            assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+        assert mesh.worker.sent[handoff_id] < 4000
+
+
+async def test_a_pause_within_a_stream_is_kept_alive(mesh: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.openai.answers.KEEP_ALIVE_S", 0.05)
+    mesh.worker.behaviour.script, mesh.worker.behaviour.step_s = text_script("abc"), 0.2
+    text = (await mesh.chat(stream=True)).text
+    begun = text.index("data: ")
+    # Between the tokens as before the first, and never within an event.
+    assert text.count(": keep-alive\n\n", begun) >= 2
+    assert all(event.startswith(("data: ", ": keep-alive")) for event in text.strip().split("\n\n"))
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in events(text)[:-1]) == "abc"
+
+
 async def test_chat_logprobs_have_the_chat_shape(mesh: World) -> None:  # B14
     for extra, top in (
         ({}, 0),
