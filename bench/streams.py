@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> Row:
 def _words(arguments: argparse.Namespace, directory: Path) -> list[str]:
     most = 2 * arguments.streams
     config = directory / "streams.toml"
-    config.write_text(_CONFIG.format(seqs=most, tokens=2 * most), encoding="utf-8")
+    config.write_text(_CONFIG.format(seqs=most, tokens=2 * most + 256), encoding="utf-8")
     words = ["--model", f"{MODEL}=script:check=tail", "--router", str(arguments.router), "--kv-memory", "1G"]
     return [*words, "--config", str(config)]
 
