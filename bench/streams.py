@@ -85,6 +85,7 @@ def _measure(mesh: RunningMesh, pids: Mapping[int, str], arguments: argparse.Nam
         "model": MODEL,
         "messages": [{"role": "user", "content": _SAID}],
         "stream": True,
+        "temperature": 0,
         "max_tokens": int((seconds + _RAMP_S) * arguments.rate),
         "metadata": {"script_pace_ms": f"{1e3 / arguments.rate:g}", "script_repeat": "1"},
     }
