@@ -1,4 +1,7 @@
-"""However a worker cuts an answer into steps, the client gets the same: text, calls, thoughts, logprobs, finish."""
+"""However a worker cuts an answer into steps, the client gets the same: text, calls, thoughts, logprobs, finish.
+
+In every format of calls; the answers are pieces of those that the parsers' own tests take apart.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ from typing import Any
 import pytest
 
 from tests.router.fakes import text_script
-from tests.router.test_tools import PLAN, merged
+from tests.router.test_tools import merged
 from tests.router.world import World, events, world
+from tests.text.test_answer_parser import CASES
+from text.tool_parsers import FORMATS
 
-TOOLS = [{"type": "function", "function": {"name": name}} for name in ("plan", "ping")]
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("plan", "ping", "add")]
 WORDS = [
     "ž",
     "🫠",
@@ -30,15 +35,16 @@ WORDS = [
     "\n",
     "ok",
 ]
-CALL = f'<tool_call>\n{{"name": "plan", "arguments": {PLAN}}}\n</tool_call>'
-PING = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
 
 
-def an_answer(draw: random.Random) -> str:
-    text = "".join(draw.choices(WORDS, k=draw.randint(0, 12)))
+def an_answer(draw: random.Random, form: str) -> str:
+    words = [*WORDS, *FORMATS[form].MARKS]
+    text = "".join(draw.choices(words, k=draw.randint(0, 12)))
     thought = draw.choice(["", "", f"<think>{text[::-1]}</think>\n"])
-    calls = draw.choice(["", "", CALL, f"{PING}\n{CALL}", CALL[: draw.randint(0, len(CALL))]])
-    return thought + text + calls
+    call = draw.choice([answer for name, answer, _, calls in CASES if name == form and calls])
+    # Calls of some formats are the whole answer, or none.
+    calls = draw.choice(["", call, call, call[: draw.randint(0, len(call))]])
+    return thought + draw.choice(["", "", text]) + calls
 
 
 def a_wish(draw: random.Random) -> dict[str, Any]:
@@ -65,10 +71,12 @@ def steps(draw: random.Random, sizes: list[int]) -> Callable[[int], int]:
     return lambda step: draw.choice(sizes)
 
 
-async def split(mesh: World, cases: int, splits: int) -> None:
+async def split(mesh: World, form: str, cases: int, splits: int) -> int:
+    """How many of the answers held calls."""
+    called = 0
     for number in range(cases):
-        draw = random.Random(number)
-        answer, wish = an_answer(draw), a_wish(draw)
+        draw = random.Random(f"{form} {number}")
+        answer, wish = an_answer(draw, form), a_wish(draw)
         mesh.worker.behaviour.script = text_script(answer)
         mesh.worker.behaviour.tokens_per_step = lambda step: 1
         whole = (await mesh.chat("go", **wish)).json()["choices"][0]
@@ -83,6 +91,7 @@ async def split(mesh: World, cases: int, splits: int) -> None:
             (whole["logprobs"] or {"content": []})["content"] if "logprobs" in whole else [],
             whole["finish_reason"],
         )
+        called += bool(expected[2])
         for stop in wish.get("stop", ()):
             assert stop not in expected[1]
         for _ in range(splits):
@@ -95,14 +104,17 @@ async def split(mesh: World, cases: int, splits: int) -> None:
             assert chunks[-1] == "[DONE]"
             assert seen(chunks) == expected, (answer, wish)
             assert "\ufffd" not in expected[0] + expected[1]
+    return called
 
 
-async def test_every_cut_of_an_answer_gives_the_same() -> None:
-    async with world(reasoning_parser="think", tool_parser="hermes") as mesh:
-        await split(mesh, 30, 4)
+@pytest.mark.parametrize("form", FORMATS)
+async def test_every_cut_of_an_answer_gives_the_same(form: str) -> None:
+    async with world(reasoning_parser="think", tool_parser=form) as mesh:
+        assert await split(mesh, form, 7, 3)
 
 
 @pytest.mark.slow
-async def test_ten_thousand_cuts_give_the_same() -> None:
-    async with world(reasoning_parser="think", tool_parser="hermes") as mesh:
-        await split(mesh, 500, 20)
+@pytest.mark.parametrize("form", FORMATS)
+async def test_ten_thousand_cuts_give_the_same(form: str) -> None:
+    async with world(reasoning_parser="think", tool_parser=form) as mesh:
+        assert await split(mesh, form, 75, 20) > 10
