@@ -49,9 +49,21 @@ def running_mesh(words: Sequence[str]) -> Iterator[RunningMesh]:
         mesh = RunningMesh(Path(state), free_port())
         try:
             _cli("up", "--detach", "--port", str(mesh.port), "--state", state, *words)
+            for process in mesh.pids():
+                _share_priority(process)
             yield mesh
         finally:
             _cli("down", "--state", state)
+
+
+def _share_priority(process: int) -> None:
+    """Gives a session of its own the standing among sessions that this one has.
+
+    Where the kernel groups processes by session (autogroup), niceness alone says nothing across them.
+    """
+    with contextlib.suppress(OSError, IndexError):
+        ours = Path("/proc/self/autogroup").read_text().split()[-1]
+        Path(f"/proc/{process}/autogroup").write_text(ours)
 
 
 def cpu_s_by_role(pids: Mapping[int, str]) -> dict[str, float]:

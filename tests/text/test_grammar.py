@@ -259,6 +259,24 @@ def test_a_hostile_schema_costs_little() -> None:  # B30
         assert time.process_time() - started < 1.0, json.dumps(schema)[:80]
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_optional_properties_are_bounded_and_required_ones_are_not(joined: bool) -> None:  # B30
+    def schema(count: int, required: bool) -> Any:
+        names = [f"x{i}" for i in range(count)]
+        parts: list[dict[str, Any]] = [
+            {"type": "object", "properties": {name: {"type": "null"} for name in part}}
+            | ({"required": part} if required else {})
+            for part in (names[::2], names[1::2])
+        ]
+        whole = {"type": "object", "properties": {**parts[0]["properties"], **parts[1]["properties"]}}
+        return {"allOf": parts} if joined else whole | ({"required": names} if required else {})
+
+    GRAMMARS.compile(of_schema(schema(300, required=False)))
+    GRAMMARS.compile(of_schema(schema(900, required=True)))
+    with pytest.raises(GrammarError, match="more than 400 optional properties"):
+        of_schema(schema(401, required=False))
+
+
 def test_white_space_is_bounded_outside_of_strings() -> None:  # B43
     schema = {
         "type": "object",

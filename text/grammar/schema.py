@@ -7,6 +7,7 @@ answer with it. Names that no draft of JSON Schema knows are dropped, as these s
 | what | bound |
 |---|---|
 | schemas inside (properties, items, alternatives, definitions) | 1,000, nested 32 deep |
+| optional properties of one object (their cost grows with the square) | 400 |
 | values of `enum` | 2,000 |
 | text of it all | 64 KiB |
 | alternatives that `allOf` multiplies | 16 |
@@ -24,6 +25,7 @@ from text.grammar.errors import GrammarError
 
 SCHEMAS_MAX = 1000
 DEPTH_MAX = 32
+OPTIONAL_MAX = 400
 ENUM_MAX = 2000
 CHARS_MAX = 64 * 1024
 PRODUCT_MAX = 16
@@ -99,6 +101,8 @@ class _Walk:
             # What has properties is meant to be an object, whatever a validator would let pass.
             out["type"] = "object"
         _check_product(out, at)
+        if _optional(out) > OPTIONAL_MAX:
+            raise GrammarError(f"the object at {at} has more than {OPTIONAL_MAX} optional properties")
         return out
 
     def _keyword(self, out: dict[str, Any], key: str, value: Any, at: str, depth: int) -> None:
@@ -159,6 +163,15 @@ def _check_product(schema: Mapping[str, Any], at: str) -> None:
         product *= _alternatives(part)
     if product > PRODUCT_MAX:
         raise GrammarError(f"allOf combines more than {PRODUCT_MAX} alternatives at {at}")
+
+
+def _optional(schema: object) -> int:
+    """Properties that may be left out, with those of the parts that the compiler joins to one object."""
+    if not isinstance(schema, Mapping):
+        return 0
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    named = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    return len(set(properties) - named) + sum(_optional(part) for part in schema.get("allOf", ()))
 
 
 def _alternatives(schema: object) -> int:
