@@ -69,15 +69,25 @@ def receive(connection: socket.socket, n: int) -> bytes:
 
 def receive_part(connection: socket.socket) -> bytes:
     """What follows a length; a connection that says nonsense is broken off."""
-    (length,) = SIZE.unpack(receive(connection, SIZE.size))
+    return receive(connection, part_length(receive(connection, SIZE.size)))
+
+
+def part_length(data: bytes | bytearray) -> int:
+    """How much follows; ConnectionError for nonsense."""
+    (length,) = SIZE.unpack(data)
     if length > PART_LIMIT_BYTES:
         raise ConnectionError(f"a part of {length} bytes")
-    return receive(connection, length)
+    return int(length)
 
 
 def receive_header(connection: socket.socket) -> Header:
     """The next header of an answer; ConnectionError for nonsense."""
-    kind, index, length, seal, parent_id = HEADER.unpack(receive(connection, HEADER.size))
+    return read_header(receive(connection, HEADER.size))
+
+
+def read_header(data: bytes | bytearray) -> Header:
+    """A header of an answer; ConnectionError for nonsense."""
+    kind, index, length, seal, parent_id = HEADER.unpack(data)
     if kind not in Kind._value2member_map_:
         raise ConnectionError(f"a frame of kind {kind}")
     return Header(Kind(kind), index, length, seal, parent_id)

@@ -7,6 +7,7 @@ lock, for it cannot outlive the store.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,11 +15,14 @@ from contextlib import contextmanager
 from kvstore import recovery
 from kvstore.arena import Arena
 
+# Like a worker's, which are drawn: none can meet another. Counted, for a draw is a system call.
+_EPOCHS = itertools.count(secrets.randbits(62) + 1)
+
 
 @contextmanager
 def guest(arena: Arena, name: str, settle: Callable[[Arena], None]) -> Iterator[int]:
     """The epoch of an owner that lives as long as the block does."""
-    epoch = secrets.randbits(62) + 1
+    epoch = next(_EPOCHS)
     recovery.open_owner(arena.pool, epoch, name)
     try:
         yield epoch

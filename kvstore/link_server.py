@@ -1,7 +1,8 @@
 """The sending end of the byte path: a thread per connection, the store's loop decides.
 
 What may be sent, and when, is asked on the store's event loop; the thread only moves
-bytes, from shared memory straight into the socket. A caller that hangs up while
+bytes, from shared memory straight into the socket. Without TLS the loop itself hears
+requests, and answers those that are small. A caller that hangs up while
 nothing is there to send is noticed at once. It does not know the rules of pages.
 """
 
@@ -15,6 +16,7 @@ import ssl
 import threading
 import zlib
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +25,7 @@ from kvmesh.v1 import pages_pb2
 
 from kvstore.exports import Sending
 from kvstore.framing import HEADER, MAGIC, SCHEME, Kind, end, error_frame, receive, receive_part
+from kvstore.quick_pulls import QUICK_BYTES, is_quick, request_heard
 from mesh.ca import service_uri
 from mesh.errors import InternalError, InvalidRequest, MeshError, Unauthenticated
 from mesh.identity import TokenVerifier, service_audience
@@ -39,6 +42,15 @@ BACKLOG = 64
 
 # An asynchronous generator: nothing runs until the loop asks for the first batch.
 Pull = Callable[[pages_pb2.PullRequest], AsyncGenerator[list[Sending], None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One request on its way: what was asked, where the pages come from, the first of them."""
+
+    request: pages_pb2.PullRequest
+    pages: AsyncGenerator[list[Sending], None]
+    batch: list[Sending]
 
 
 class LinkServer:
@@ -92,6 +104,9 @@ class LinkServer:
             connection, _ = await self._loop.sock_accept(listener)
             connection.setblocking(True)
             connection.settimeout(HELLO_S)
+            if connection.family == socket.AF_UNIX:
+                # For the whole of what is sent at once, with what the kernel needs beside it.
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * QUICK_BYTES)
             thread = threading.Thread(target=self._serve, args=(connection,), name="pages out", daemon=True)
             self.connections[connection] = thread
             thread.start()
@@ -107,13 +122,17 @@ class LinkServer:
                 connection = self._tls.wrap_socket(raw, server_side=True)
             refused = self._hello(connection)
             connection.settimeout(None)
-            while True:
-                request = receive_part(connection)
+            if refused is not None:
+                receive_part(connection)
                 connection.settimeout(STALLED_S)
-                if refused is not None:
-                    connection.sendall(error_frame(refused))
-                    return
-                self._answer(connection, request)
+                connection.sendall(error_frame(refused))
+                return
+            while True:
+                try:
+                    self._answer(connection, self._asked(connection))
+                except MeshError as error:
+                    connection.settimeout(STALLED_S)
+                    connection.sendall(error_frame(error))
                 connection.settimeout(None)
         except (OSError, RuntimeError) as error:
             log.debug("a connection for pages ended: %s", error)
@@ -133,29 +152,28 @@ class LinkServer:
             names = {value for _, value in certificate.get("subjectAltName", ())}
         return asyncio.run_coroutine_threadsafe(self._verify(token, names), self._loop).result()
 
-    def _answer(self, connection: socket.socket, data: bytes) -> None:
+    def _asked(self, connection: socket.socket) -> _Asked:
+        """The next request that this thread has to answer; MeshError for one that is refused."""
+        if not isinstance(connection, ssl.SSLSocket):
+            return self._on_loop(self._quickly(connection))
+        return self._on_loop(self._begun(connection, receive_part(connection)))
+
+    def _answer(self, connection: socket.socket, asked: _Asked) -> None:
+        compress, left, batch = asked.request.compress, len(asked.request.block_ids), asked.batch
+        connection.settimeout(STALLED_S)
         try:
-            request = pages_pb2.PullRequest.FromString(data)
-        except DecodeError:
-            connection.sendall(error_frame(InvalidRequest("not a PullRequest")))
-            return
-        pages = self._pull(request)
-        left = len(request.block_ids)
-        try:
-            # Asked once at least: whether anything may be had is checked there.
-            while batch := self._on_loop(self._next(connection.fileno(), pages)):
+            while batch:
                 left -= len(batch)
                 for page in batch:
                     last = left <= 0 and page is batch[-1]
-                    _send(connection, page, end() if last else b"", compress=request.compress)
+                    _send(connection, page, end() if last else b"", compress=compress)
                 if left <= 0:
                     return
+                batch = self._on_loop(self._next(connection.fileno(), asked.pages))
             connection.sendall(end())
-        except MeshError as error:
-            connection.sendall(error_frame(error))
         finally:
             # What was leased for this goes back in its own time.
-            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(pages.aclose()))
+            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(asked.pages.aclose()))
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -172,6 +190,27 @@ class LinkServer:
         except MeshError as error:
             return error
         return None
+
+    async def _quickly(self, connection: socket.socket) -> _Asked:
+        """Answers what is small and there; returns with the first request that is not."""
+        while True:
+            asked = await self._begun(connection, await request_heard(connection))
+            if not _sent_at_once(connection, asked):
+                return asked
+            await asked.pages.aclose()
+
+    async def _begun(self, connection: socket.socket, data: bytes) -> _Asked:
+        """A request and its first pages; asked for once at least: whether any may be had is checked there."""
+        try:
+            request = pages_pb2.PullRequest.FromString(data)
+        except DecodeError:
+            raise InvalidRequest("not a PullRequest") from None
+        pages = self._pull(request)
+        try:
+            return _Asked(request, pages, await self._next(connection.fileno(), pages))
+        except BaseException:
+            await pages.aclose()
+            raise
 
     async def _next(self, handle: int, pages: AsyncGenerator[list[Sending], None]) -> list[Sending]:
         """The next pages, empty after the last. A caller that says anything meanwhile is leaving."""
@@ -204,13 +243,37 @@ class LinkServer:
                 self._loop.remove_reader(handle)
 
 
+def _sent_at_once(connection: socket.socket, asked: _Asked) -> bool:
+    """Sends an answer that is complete and fits in the socket's buffer from the loop: to wake a
+    thread for it takes longer."""
+    batch, request = asked.batch, asked.request
+    small = is_quick([len(page.data) for page in batch])
+    if not batch or len(batch) < len(request.block_ids) or not small or request.compress:
+        return False
+    parts: list[bytes | memoryview] = []
+    for page in batch:
+        parts += (_header(Kind.PAGE, page, len(page.data)), page.data)
+    parts.append(end())
+    try:
+        sent = connection.sendmsg(parts, (), socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    if sent < sum(map(len, parts)):
+        raise ConnectionError("the caller takes nothing")
+    return True
+
+
+def _header(kind: Kind, page: Sending, length: int) -> bytes:
+    return HEADER.pack(kind, page.index, length, page.seal, page.parent_id)
+
+
 def _send(connection: socket.socket, page: Sending, then: bytes, *, compress: bool) -> None:
     """A page, and what follows it."""
     data: bytes | memoryview = page.data
     kind = Kind.PAGE
     if compress and len(smaller := zlib.compress(page.data, 1)) < len(data):
         data, kind = smaller, Kind.DEFLATED
-    header = HEADER.pack(kind, page.index, len(data), page.seal, page.parent_id)
+    header = _header(kind, page, len(data))
     if isinstance(connection, ssl.SSLSocket):
         connection.sendall(header)
         connection.sendall(data)

@@ -22,7 +22,17 @@ from kvstore.links import Links, LinkSource
 from mesh.ca import role_dns_name
 from mesh.errors import MeshError, PermissionDenied, Unauthenticated, Unavailable
 from mesh.kv.layout import layout_to_proto
-from tests.kvstore.node import FINGERPRINT, LAYOUT, MODEL, Node, compute, eventually, prompt, running_node
+from tests.kvstore.node import (
+    FINGERPRINT,
+    LAYOUT,
+    MODEL,
+    Node,
+    compute,
+    eventually,
+    items,
+    prompt,
+    running_node,
+)
 
 
 def _connect(node: Node) -> socket.socket:
@@ -139,4 +149,70 @@ async def test_a_caller_that_leaves_while_nothing_is_there_is_noticed() -> None:
         await node.byte_path.close()
         with pytest.raises(Unavailable):
             await pull("h")
+        links.close()
+
+
+async def test_small_pulls_one_after_another_and_in_between_large_ones() -> None:
+    """One connection: what is small goes by the loops, what is large by threads, neither disturbs the other."""
+    root, ids = prompt(120)
+    small, large = ids[:2], ids
+    async with running_node(pages=128, debug_fill=False) as node:
+        await node.start()
+        prefill = await node.worker("prefill-0", "prefill")
+        await prefill.reserve("h", node.capability("h", ids), ids, root, 0, attempt=1)
+        await compute(node, prefill, "h", root, ids, 1)
+        identity = node.identity("kvstore", "kvstore-1")
+        links = Links(lambda: identity.service_token("kvstore"), None)
+        source = LinkSource(
+            links,
+            node.byte_path.address,
+            pages_pb2.PullRequest(
+                capability=node.capability("h", ids), layout=layout_to_proto(LAYOUT),
+                model=MODEL, content_fingerprint=FINGERPRINT,
+            ),
+        )  # fmt: skip
+        for wanted in (small, large, small, small, large, small):
+            places = {block: memoryview(bytearray(LAYOUT.page_bytes)) for block in wanted}
+            arrived = [a.block_id async for batch in source.pull("h", places) for a in batch]
+            assert sorted(arrived) == sorted(wanted)
+            assert all(bytes(place[:16]) == block for block, place in places.items())
+        assert len(node.byte_path.connections) == 1
+        places = {b"?" * 16: memoryview(bytearray(LAYOUT.page_bytes))}
+        with pytest.raises(MeshError) as refused:
+            _ = [batch async for batch in source.pull("h", places)]
+        assert refused.value.code == "foreign_block"
+        links.close()
+
+
+async def test_a_small_pull_that_is_given_up_leaves_nothing() -> None:
+    root, ids = prompt(2)
+    async with running_node() as node:
+        await node.start()
+        prefill = await node.worker("prefill-0", "prefill")
+        await prefill.reserve("h", node.capability("h", ids), ids, root, 0, attempt=1)
+        drawn = await prefill.draw("h", 1, node.capability("h", ids))
+        await prefill.commit("h", items(root, ids, drawn.writable[:1]), 1)
+        identity = node.identity("kvstore", "kvstore-1")
+        links = Links(lambda: identity.service_token("kvstore"), None)
+        source = LinkSource(
+            links,
+            node.byte_path.address,
+            pages_pb2.PullRequest(
+                capability=node.capability("h", ids), layout=layout_to_proto(LAYOUT), wait=True,
+                model=MODEL, content_fingerprint=FINGERPRINT,
+            ),
+        )  # fmt: skip
+        (arena,) = node.store.arenas.values()
+
+        async def pull(wanted: list[bytes]) -> int:
+            places = {block: memoryview(bytearray(LAYOUT.page_bytes)) for block in wanted}
+            return sum([len(batch) async for batch in source.pull("h", places)])
+
+        assert await pull(ids[:1]) == 1
+        waiting = asyncio.create_task(pull(ids))
+        await eventually(lambda: len(arena.pool.owners) == 2, "the pull did not begin")
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await eventually(lambda: len(arena.pool.owners) == 1, "it is still being sent")
+        assert await pull(ids[:1]) == 1
         links.close()
