@@ -17,6 +17,7 @@ from kvstore.files import ArenaFiles
 from kvstore.owners import CommittedFrame
 from kvstore.pool import PagePool
 from kvstore.table import Changes
+from mesh.kv.layout import Layout
 from mesh.kv.page import Page
 
 # Hashing more than this is left to a thread: at about 15 GB/s it takes 70 µs, and a
@@ -33,6 +34,8 @@ class Arena:
         self.name = files.key.name()
         self.pool = PagePool(files.pages, org_share=org_share)
         self._debug_fill = debug_fill
+        # Known once a worker has attached to this store.
+        self.layout: Layout | None = None
         self.pulled_blocks = 0
         self.sent_blocks = 0
         self._watching: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()

@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import xxhash
+
 from kvstore.arena import Arena
 from kvstore.files import ArenaKey
 from kvstore.guests import guest
 from kvstore.owners import Handoff
 from kvstore.seals import seal
 from kvstore.table import PageRecord
-from mesh.errors import Conflict, NotFound, PermissionDenied
+from mesh.errors import Conflict, InternalError, NotFound, PermissionDenied
+from mesh.kv.layout import Layout
+from mesh.kv.split import Cut, cut
 
 # What is leased and on its way at once. A batch costs the sender one turn of the loop.
 BATCH_BYTES = 4 * 1024 * 1024
@@ -43,22 +47,32 @@ class Sending:
     parent_id: bytes
 
 
-def matching(arenas: Iterable[Arena], key: ArenaKey, layout: str) -> Arena:
-    """The arena whose pages can be used by whoever asks.
+def matching(arenas: Iterable[Arena], key: ArenaKey, layout: Layout) -> tuple[Arena, Cut | None]:
+    """The arena whose pages can be used by whoever asks, and how they are cut where it wants parts of them.
 
     Raises NotFound if there is none of that model, Conflict, naming both values, if
-    there are only pages of another content or layout.
+    there are only pages of another content or of a layout that has not what is wanted.
     """
     known = [a for a in arenas if a.key.model == key.model]
     for arena in known:
         if arena.key == key:
-            return arena
+            return arena, None
+    refused: Conflict | None = None
     for arena in known:
         if arena.key.fingerprint == key.fingerprint:
-            raise Conflict(
-                f"pages of {key.model} have another layout here ({arena.files.layout}) than there ({layout})",
+            try:
+                if arena.layout is not None:
+                    return arena, cut(arena.layout, layout)
+                why = ""
+            except Conflict as error:
+                why = f": {error.message}"
+            refused = Conflict(
+                f"pages of {key.model} have another layout here ({arena.files.layout}) than there"
+                f" ({layout}){why}",
                 code="foreign_pages",
             )
+    if refused is not None:
+        raise refused
     if known:
         here = ", ".join(a.key.fingerprint.hex() for a in known)
         raise Conflict(
@@ -70,7 +84,7 @@ def matching(arenas: Iterable[Arena], key: ArenaKey, layout: str) -> Arena:
 
 
 async def exported(
-    arena: Arena, wanted: Wanted, settle: Callable[[Arena], None]
+    arena: Arena, wanted: Wanted, settle: Callable[[Arena], None], parts: Cut | None = None
 ) -> AsyncIterator[list[Sending]]:
     """The wanted pages in batches, in the order in which they become committed, until all were given.
 
@@ -105,17 +119,20 @@ async def exported(
             settle(arena)
             # Counted now: after the last batch nobody asks again.
             arena.sent_blocks += len(batch)
-            yield [
-                Sending(
-                    left.pop(r.block_id),
-                    arena.files.page(r.index),
-                    seal(r.block_id, r.parent_id, r.checksum),
-                    r.parent_id,
-                )
-                for r in batch
-            ]
+            yield [_sending(arena, r, left.pop(r.block_id), parts) for r in batch]
             pool.end_lease(owner, wanted.handoff_id)
             settle(arena)
+
+
+def _sending(arena: Arena, record: PageRecord, index: int, parts: Cut | None) -> Sending:
+    page, checksum = arena.files.page(record.index), record.checksum
+    if parts is not None:
+        # A part has a seal of its own, which must not hide that the page is damaged.
+        if xxhash.xxh3_64_intdigest(page) != checksum:
+            raise InternalError("a page is damaged here", code="corrupt_page")
+        page = memoryview(parts.take(page))
+        checksum = xxhash.xxh3_64_intdigest(page)
+    return Sending(index, page, seal(record.block_id, record.parent_id, checksum), record.parent_id)
 
 
 def _committed(arena: Arena, handoff: Handoff, wanted: Wanted, left: dict[bytes, int]) -> list[PageRecord]:

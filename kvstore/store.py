@@ -287,6 +287,7 @@ class Store:
             raise Unavailable("the KV store is stopping")
 
     def _open(self, epoch: int, worker: str, arena: Arena, layout: Layout) -> Session:
+        arena.layout = layout
         session = Session(epoch, secrets.randbits(62) + 1, worker, arena, layout)
         self._sessions[epoch] = session
         return session

@@ -20,7 +20,7 @@ from kvstore.store import Session, Store
 from mesh.errors import InvalidRequest
 from mesh.faults import NO_FAULTS, FaultPoints
 from mesh.identity import TokenVerifier
-from mesh.kv.layout import layout_from_proto, layout_to_proto
+from mesh.kv.layout import Layout, layout_from_proto, layout_to_proto
 
 LAYOUTS_KEPT = 64
 
@@ -46,7 +46,7 @@ class Transfers:
         self._compress = compress
         self._faults = faults
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._layouts: dict[bytes, tuple[bytes, str]] = {}
+        self._layouts: dict[bytes, tuple[bytes, Layout]] = {}
 
     async def export(self, request: pages_pb2.PullRequest) -> AsyncGenerator[list[Sending], None]:
         """Pages that another node wants; see `exported`. Raises MeshError where they are refused."""
@@ -59,8 +59,8 @@ class Transfers:
             model=request.model,
         )
         wanted = Wanted(request.handoff_id, org, block_ids(request.block_ids), request.wait)
-        arena = matching(self._store.arenas.values(), key, layout)
-        async for batch in exported(arena, wanted, self._store.settle):
+        arena, parts = matching(self._store.arenas.values(), key, layout)
+        async for batch in exported(arena, wanted, self._store.settle, parts):
             # Nothing left of a batch is the end of the answer.
             yield spoilt(batch, self._faults)
 
@@ -78,15 +78,15 @@ class Transfers:
         await work.run()
         return work.pulled
 
-    def _layout(self, message: common_pb2.PageLayout) -> tuple[bytes, str]:
-        """Digest and text of a layout; every pull of a model brings the same one."""
+    def _layout(self, message: common_pb2.PageLayout) -> tuple[bytes, Layout]:
+        """A layout and its digest; every pull of a model brings the same one."""
         raw = message.SerializeToString(deterministic=True)
         known = self._layouts.get(raw)
         if known is None:
             layout = layout_from_proto(message)
             if len(self._layouts) > LAYOUTS_KEPT:
                 self._layouts.clear()
-            known = self._layouts[raw] = (layout.digest(), str(layout))
+            known = self._layouts[raw] = (layout.digest(), layout)
         return known
 
     def _source(self, address: str, request: pages_pb2.PullRequest) -> Source:

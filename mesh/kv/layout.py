@@ -42,7 +42,8 @@ class PlaneKind(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Plane:
     """One contiguous part of a page: [heads, page_tokens, dim] of `dtype`, `offset` bytes in; `turned`:
-    [heads, dim, page_tokens]."""
+    [heads, dim, page_tokens]. `first_head`: which of the model's heads its first one is, where a
+    tensor-parallel split has several parts."""
 
     group: int
     layer: int
@@ -52,6 +53,11 @@ class Plane:
     dtype: Dtype
     offset: int
     turned: bool = False
+    first_head: int = 0
+
+    def head_bytes(self, page_tokens: int) -> int:
+        """What one head of a page takes; heads lie one after another."""
+        return page_tokens * self.dim * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ class Layout:
                 raise InvalidRequest(f"{plane} is of a group that the layout lacks", param="layout")
             if plane.offset < end:
                 raise InvalidRequest(f"{plane} overlaps the plane before it", param="layout")
-            end = plane.offset + plane.heads * self.page_tokens * plane.dim * plane.dtype.itemsize
+            end = plane.offset + plane.heads * plane.head_bytes(self.page_tokens)
         if end > self.page_bytes:
             raise InvalidRequest(f"planes end at byte {end} of a page of {self.page_bytes}", param="layout")
 
@@ -122,6 +128,7 @@ def layout_to_proto(layout: Layout) -> common_pb2.PageLayout:
                 dtype=_wire(p.dtype),
                 offset=p.offset,
                 turned=p.turned,
+                first_head=p.first_head,
             )
             for p in layout.planes
         ],
@@ -132,7 +139,17 @@ def layout_from_proto(message: common_pb2.PageLayout) -> Layout:
     """The layout that a message describes; InvalidRequest where it makes no sense."""
     try:
         planes = tuple(
-            Plane(p.group, p.layer, PlaneKind(p.kind), p.heads, p.dim, Dtype(p.dtype), p.offset, p.turned)
+            Plane(
+                p.group,
+                p.layer,
+                PlaneKind(p.kind),
+                p.heads,
+                p.dim,
+                Dtype(p.dtype),
+                p.offset,
+                p.turned,
+                p.first_head,
+            )
             for p in message.planes
         )
     except ValueError as error:

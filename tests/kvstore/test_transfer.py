@@ -21,6 +21,7 @@ from mesh.errors import (
 )
 from mesh.kv.client import KvClient
 from mesh.kv.layout import Dtype, Layout, Plane, PlaneKind, layout_to_proto
+from mesh.kv.split import heads
 from tests.kvstore.node import (
     FINGERPRINT,
     LAYOUT,
@@ -266,3 +267,72 @@ async def test_a_later_attempt_of_another_worker_replaces_a_reservation() -> Non
         await hung.release("h")
         await a.stats()
         assert a.counts()["cached"] == 4
+
+
+SPLIT = Layout(
+    16,
+    4096,
+    tuple(
+        Plane(0, layer, kind, 4, 8, Dtype.F16, 1024 * (2 * layer + n))
+        for layer in range(2)
+        for n, kind in enumerate((PlaneKind.K, PlaneKind.V))
+    ),
+)
+
+
+@pytest.mark.parametrize("way", [{}, {"grpc_only": True}])
+async def test_each_half_of_the_heads_is_sent_alone(way: dict[str, bool]) -> None:
+    """Prefill has whole pages, two decode workers half of the heads each: each gets its own bytes."""
+    root, ids = prompt(4)
+    async with two_nodes(**way) as (a, b):
+        prefill = await a.worker("prefill-0", "prefill", layout=SPLIT)
+        assert prefill.page_bytes == 4096
+        for rank in range(2):
+            handoff = f"h/{rank}"
+            part = heads(SPLIT, 2 * rank, 2, 4)
+            decode = await b.worker(f"decode-{rank}", layout=part)
+            assert decode.page_bytes == 2048
+            await decode.reserve(handoff, b.capability(handoff, ids), ids, root, 0)
+            await prefill.reserve(handoff, a.capability(handoff, ids), ids, root, 0, attempt=1)
+            drawn = await prefill.draw(handoff, 1, a.capability(handoff, ids))
+            for index, page in drawn.writable:
+                # Each head of each plane is full of its number.
+                for piece in range(16):
+                    start = page.index * 4096 + piece * 256
+                    prefill.arena[start : start + 256] = bytes([index * 16 + piece]) * 256
+            if drawn.writable:
+                await prefill.commit(handoff, items(root, ids, drawn.writable), 1)
+            assert await _fetch(a, b, decode, handoff, 1) == 4
+            for index, page in (await complete(decode, handoff)).items():
+                got = bytes(decode.arena[page.index * 2048 : (page.index + 1) * 2048])
+                wanted = [plane * 4 + 2 * rank + head for plane in range(4) for head in range(2)]
+                assert got == b"".join(bytes([index * 16 + piece]) * 256 for piece in wanted)
+
+
+async def test_a_part_that_the_other_node_lacks_is_refused_by_name() -> None:
+    root, ids = prompt(4)
+    async with two_nodes() as (a, b):
+        prefill = await a.worker("prefill-0", "prefill", layout=heads(SPLIT, 0, 2, 4))
+        await prefill.reserve("h", a.capability("h", ids), ids, root, 0, attempt=1)
+        for name, layout in (("decode-0", SPLIT), ("decode-1", heads(SPLIT, 2, 2, 4))):
+            decode = await b.worker(name, layout=layout)
+            await decode.reserve(name, b.capability(name, ids), ids, root, 0)
+            with pytest.raises(Conflict, match="needs heads") as refused:
+                await _fetch(a, b, decode, name, 1)
+            assert refused.value.code == "foreign_pages"
+
+
+async def test_a_part_of_a_damaged_page_is_not_sent() -> None:
+    """The part's own seal would be right."""
+    root, ids = prompt(4)
+    async with two_nodes() as (a, b):
+        prefill = await a.worker("prefill-0", "prefill", layout=SPLIT)
+        decode = await b.worker("decode-0", layout=heads(SPLIT, 0, 2, 4))
+        await decode.reserve("h", b.capability("h", ids), ids, root, 0)
+        await prefill.reserve("h", a.capability("h", ids), ids, root, 0, attempt=1)
+        winners = await compute(a, prefill, "h", root, ids, 1)
+        # In a head that the part does not even have.
+        prefill.arena[winners[2].index * prefill.page_bytes + 4000] ^= 1
+        with pytest.raises(InternalError) as refused:
+            await _fetch(a, b, decode, "h", 1)
+        assert refused.value.code == "corrupt_page"

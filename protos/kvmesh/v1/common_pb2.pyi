@@ -430,6 +430,7 @@ class Plane(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     TURNED_FIELD_NUMBER: _builtins.int
+    FIRST_HEAD_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     layer: _builtins.int
     kind: Global___PlaneKind.ValueType
@@ -439,6 +440,11 @@ class Plane(_message.Message):
     offset: _builtins.int
     turned: _builtins.bool
     """`heads` x `dim` x `tokens` instead: neighbouring tokens stand side by side."""
+    first_head: _builtins.int
+    """The model's head that the first head here is: above 0 for the later parts of a
+    tensor-parallel split. What has some of a page's planes, or some of their heads, may
+    be sent those alone.
+    """
     def __init__(
         self,
         *,
@@ -450,10 +456,11 @@ class Plane(_message.Message):
         dtype: Global___Dtype.ValueType = ...,
         offset: _builtins.int = ...,
         turned: _builtins.bool = ...,
+        first_head: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dim", b"dim", "dtype", b"dtype", "group", b"group", "heads", b"heads", "kind", b"kind", "layer", b"layer", "offset", b"offset", "turned", b"turned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dim", b"dim", "dtype", b"dtype", "first_head", b"first_head", "group", b"group", "heads", b"heads", "kind", b"kind", "layer", b"layer", "offset", b"offset", "turned", b"turned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
