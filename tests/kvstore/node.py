@@ -148,12 +148,18 @@ class Node:
         if gracefully:
             await self.store.close()
 
-    async def spawn(self) -> None:
-        """The store as a process."""
+    async def spawn(self, prefix: Sequence[str] = ()) -> None:
+        """The store as a process; `prefix` is what it runs under, such as a namespace."""
         path = self.path / "kvstore.json"
         write_config(path, self.config())
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "kvstore.server", "--config", str(path), stdout=asyncio.subprocess.DEVNULL
+            *prefix,
+            sys.executable,
+            "-m",
+            "kvstore.server",
+            "--config",
+            str(path),
+            stdout=asyncio.subprocess.DEVNULL,
         )
 
     async def kill(self, number: int = signal.SIGKILL) -> int:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
 import random
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
 
 import pytest
 from kvmesh.v1 import pages_pb2
@@ -16,8 +14,6 @@ from kvmesh.v1 import pages_pb2
 from mesh.errors import MeshError, Unavailable
 from mesh.kv.client import KvClient
 from tests.kvstore.node import FINGERPRINT, MODEL, Node, holds, items, prompt, running_node, write
-
-CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
 
 
 @pytest.fixture
@@ -130,34 +126,26 @@ async def test_forget_is_for_operators_and_empties_the_disk(node: Node) -> None:
 
 async def test_a_full_disk(node: Node) -> None:
     """A tmpfs of 64 KiB in a mount namespace of the store's own: serving goes on, health says why."""
-    (node.path / "kv-disk").mkdir(mode=0o700)
-    with _small_disk(node.path / "kv-disk"):
-        await node.spawn()
-        kv = await node.worker("d0")
-        for seed in range(20):
-            await ask(node, kv, seed, seed)
-        stats = await node.stats()
-        assert stats.disk.refused_blocks > 0
-        assert "space" in stats.disk.trouble
-        assert 0 < stats.disk.bytes <= 65536
-        for seed in range(20):
-            await ask(node, kv, seed, 100 + seed)
-        await kv.close()
-        await node.kill()
-
-
-@contextmanager
-def _small_disk(folder: Path) -> Iterator[None]:
-    """Processes that are started inside see a small tmpfs at `folder`."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    here = os.open("/proc/self/ns/mnt", os.O_RDONLY)
-    try:
-        if libc.unshare(CLONE_NEWNS) != 0:
-            pytest.skip("needs the right to make a mount namespace")
-        libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
-        if libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, b"size=64k,mode=700") != 0:
-            pytest.skip("needs the right to mount")
-        yield
-    finally:
-        assert libc.setns(here, CLONE_NEWNS) == 0
-        os.close(here)
+    folder = node.path / "kv-disk"
+    folder.mkdir(mode=0o700)
+    small = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        f'mount -t tmpfs -o size=64k,mode=700 none {folder} && exec "$@"',
+        "-",
+    ]
+    if shutil.which("unshare") is None or subprocess.run([*small, "true"], check=False).returncode:
+        pytest.skip("needs the right to mount")
+    await node.spawn(small)
+    kv = await node.worker("d0")
+    for seed in range(20):
+        await ask(node, kv, seed, seed)
+    stats = await node.stats()
+    assert stats.disk.refused_blocks > 0
+    assert "space" in stats.disk.trouble
+    assert 0 < stats.disk.bytes <= 65536
+    for seed in range(20):
+        await ask(node, kv, seed, 100 + seed)
+    assert not list(folder.iterdir()), "it was the small one"
