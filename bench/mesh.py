@@ -6,6 +6,7 @@ Knows the command line and /proc; nothing of what is measured.
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -45,6 +46,8 @@ class RunningMesh:
 @contextlib.contextmanager
 def running_mesh(words: Sequence[str]) -> Iterator[RunningMesh]:
     """`kvmesh up` with these words, on a free port, with a state that ends with it. Raises BenchError."""
+    # It is a session of its own: however this program is ended, it has to be told.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="kvmesh-bench-") as state:
         mesh = RunningMesh(Path(state), free_port())
         try:

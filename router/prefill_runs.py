@@ -16,11 +16,11 @@ from enum import Enum, auto
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kvmesh.v1 import prefill_pb2, prefill_pb2_grpc
 
 from mesh.errors import said_by_callee
 from mesh.faults import NO_FAULTS, Action, FaultPoints
+from router.pulse import Pulse
 
 # For fault points: a run that was sent so long ago is being computed.
 UNDER_WAY_S = 0.002
@@ -32,7 +32,6 @@ class RunPatience:
 
     stalled_s: float = 5.0
     health_every_s: float = 1.0
-    health_s: float = 1.0
 
 
 class Fault(Enum):
@@ -59,6 +58,7 @@ class PrefillRun:
         channel: grpc.aio.Channel,
         request: prefill_pb2.RunRequest,
         patience: RunPatience,
+        pulse: Pulse,
         *,
         on_complete: Callable[[], None],
         on_failure: Callable[[RunFailure], None],
@@ -68,6 +68,7 @@ class PrefillRun:
         self._channel = channel
         self._request = request
         self._patience = patience
+        self._pulse = pulse
         self._on_complete = on_complete
         self._on_failure = on_failure
         self._faults = faults
@@ -129,7 +130,7 @@ class PrefillRun:
                 silent_s += self._patience.health_every_s
                 if self._computing and silent_s >= self._patience.stalled_s:
                     return RunFailure("the prefill worker makes no progress", Fault.HUNG)
-                if not await self._healthy() and not reading.done():
+                if not await self._pulse.beats(self._channel) and not reading.done():
                     return RunFailure("the prefill worker does not answer", Fault.HUNG)
             message = await reading
             if not isinstance(message, prefill_pb2.RunResponse):
@@ -138,12 +139,3 @@ class PrefillRun:
             return message
         finally:
             reading.cancel()
-
-    async def _healthy(self) -> bool:
-        stub = health_pb2_grpc.HealthStub(self._channel)
-        try:
-            await stub.Check(health_pb2.HealthCheckRequest(), timeout=self._patience.health_s)
-        except grpc.aio.AioRpcError as error:
-            # An answer, whatever it says, comes from a living process.
-            return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
-        return True

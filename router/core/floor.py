@@ -11,6 +11,7 @@ from mesh.faults import NO_FAULTS, FaultPoints
 from router.admission import Admission
 from router.fleet import Fleet
 from router.prefill_runs import RunPatience
+from router.pulse import Pulse
 
 Mint = Callable[[Mapping[str, Any]], str]
 
@@ -27,6 +28,7 @@ class Floor:
     mint: Mint
     name: str
     run_patience: RunPatience
+    pulse: Pulse = field(default_factory=Pulse)
     # A run that has committed everything without the decode worker noticing.
     handover_s: float = 10.0
     faults: FaultPoints = NO_FAULTS

@@ -241,6 +241,7 @@ class Generation:
             channel,
             wire.run_request(handoff.opening, attempt, have, PAGE_TOKENS, reserves=elsewhere),
             self._floor.run_patience,
+            self._floor.pulse,
             on_complete=complete,
             on_failure=fail,
             faults=self._floor.faults,
