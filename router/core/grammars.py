@@ -16,7 +16,7 @@ from router.core.turns import Turns
 from text import AnswerForm
 from text.grammar import Calls, GrammarError, Grammars
 from text.grammar.forms import after_reasoning, mark_of, of_calls
-from text.grammar.schema import json_terminal
+from text.grammar.schema import closed, json_terminal
 from text.tool_parsers.lark import Function, Mark
 
 # At most a tenth of a second each: what waits longer than some seconds had better come again.
@@ -116,8 +116,9 @@ def _functions(functions: Sequence[tuple[Function, bool]]) -> list[Function]:
     made: list[Function] = []
     for function, strict in functions:
         try:
-            json_terminal({"type": "object", **function.schema})
-            made.append(function)
+            schema = closed({"type": "object", **function.schema})
+            json_terminal(schema)
+            made.append(Function(function.name, schema))
         except GrammarError:
             if strict:
                 raise

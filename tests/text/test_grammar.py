@@ -15,6 +15,7 @@ import pytest
 from text import AnswerForm, AnswerParser, load_text_model
 from text.grammar import Calls, GrammarError, Grammars, Matcher
 from text.grammar.forms import after_reasoning, mark_of, of_calls, of_choice, of_grammar, of_regex, of_schema
+from text.grammar.schema import closed
 from text.parts import Reasoning, Text, ToolCallArguments, ToolCallStart
 from text.tool_parsers import FORMATS, MARKED
 from text.tool_parsers.lark import Function
@@ -365,3 +366,16 @@ def test_a_budget_bounds_what_a_grammar_may_cost() -> None:
     costly._spend(0.2)
     assert costly.error is not None
     assert costly.copy().error is not None
+
+
+def test_arguments_have_no_properties_that_nobody_named() -> None:
+    whole = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    assert closed(whole) == {**whole, "additionalProperties": False}
+    listed = {"type": "object", "properties": {"b": {"type": "array", "items": whole}}}
+    assert closed(listed)["properties"]["b"]["items"]["additionalProperties"] is False
+    # What says itself what may come, or is a part of another, stays as it is.
+    words: list[dict[str, Any]] = [{"additionalProperties": {"type": "string"}}, {"patternProperties": {}}]
+    for word in [*words, {"allOf": [whole]}]:
+        assert closed({**whole, **word}) == {**whole, **word}
+    assert closed({"type": "object"}) == {"type": "object"}
+    assert closed(True) is True

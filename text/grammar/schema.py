@@ -32,6 +32,10 @@ PRODUCT_MAX = 16
 PATTERN_MAX = 512
 WHITE_SPACE = r"[ \n\r\t]{0,12}"
 
+# Words by which a schema says itself what more may come, or that it is a part of another.
+_OPEN = frozenset(
+    ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref")
+)
 _ONE = ("items", "additionalProperties", "additionalItems")
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
@@ -181,6 +185,24 @@ def _alternatives(schema: object) -> int:
     for part in schema.get("allOf", ()):
         own *= _alternatives(part)
     return own
+
+
+def closed(schema: Any) -> Any:
+    """The schema of arguments without the properties that it neither names nor allows by a word of its own.
+
+    JSON Schema lets any more come; a model that is made to call would invent some. What is left out is
+    valid all the same. Objects that are put together of several schemas stay as they are.
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    made = dict(schema)
+    if isinstance(made.get("items"), Mapping):
+        made["items"] = closed(made["items"])
+    properties = made.get("properties")
+    if isinstance(properties, Mapping) and properties and not _OPEN & set(made):
+        made["properties"] = {name: closed(inner) for name, inner in properties.items()}
+        made["additionalProperties"] = False
+    return made
 
 
 def json_terminal(schema: object) -> str:
