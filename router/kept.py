@@ -15,7 +15,7 @@ import grpc.aio
 from kvmesh.v1 import responses_pb2 as pb
 from kvmesh.v1 import responses_pb2_grpc
 
-from mesh.errors import MeshError, RequestTooLarge, Unavailable, from_rpc_error
+from mesh.errors import MeshError, NotFound, RequestTooLarge, Unavailable, from_rpc_error
 
 T = TypeVar("T")
 
@@ -56,6 +56,13 @@ class KeptResponses:
     def __init__(self, channel: grpc.aio.Channel, mint: Callable[..., str]) -> None:
         self._stub = responses_pb2_grpc.ResponsesStub(channel)
         self._mint = mint
+
+    async def check(self, organisation: str) -> None:
+        """Raises Unavailable if nothing could be kept now: better known before a generation than after it."""
+        try:
+            await self.get(organisation, "none")
+        except NotFound:
+            return
 
     async def put(self, organisation: str, kept: KeptResponse) -> None:
         """Raises Conflict, Overloaded, RequestTooLarge or Unavailable."""

@@ -204,6 +204,18 @@ _TOKENIZE = [
     Field("add_special_tokens", "supported", FLAG, "of a `prompt`; true if absent"),
     Field("return_token_strs", "supported", FLAG),
     Field("add_generation_prompt", "supported", {"enum": [True]}, "with `messages`"),
+    *_each(
+        "supported",
+        ANY,
+        "tools",
+        "tool_choice",
+        "functions",
+        "function_call",
+        note="as in chat; with `messages`",
+    ),
+    Field("parallel_tool_calls", "supported", FLAG),
+    Field("reasoning_effort", "supported", TEXT, "where the chat template knows it"),
+    Field("chat_template_kwargs", "extension", OBJECT),
 ]
 _DETOKENIZE = [_MODEL, Field("tokens", "supported", {"type": "array", "items": whole(0)}, needed=True)]
 _RESPONSE = ("id", "object", "created_at", "status", "output", "usage")

@@ -35,6 +35,23 @@ async def test_ids_are_those_that_are_computed(mesh: World) -> None:
     assert said["tokens"] == list(mesh.worker.opened[0].prompt.segments[0].tokens.ids)
 
 
+async def test_tools_are_part_of_a_conversation(mesh: World) -> None:
+    function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "go"}]}
+    plain = (await mesh.post("/tokenize", body)).json()["tokens"]
+    for extra in (
+        {"tools": [{"type": "function", "function": function}]},
+        {"functions": [function]},
+        {"tools": [{"type": "function", "function": function}], "tool_choice": "none"},
+    ):
+        ids = (await mesh.post("/tokenize", {**body, **extra})).json()["tokens"]
+        assert (await mesh.chat(messages=body["messages"], **extra)).status_code == 200
+        assert ids == list(mesh.worker.opened[-1].prompt.segments[0].tokens.ids)
+        assert (ids == plain) is ("tool_choice" in extra)
+    wrong = await mesh.post("/tokenize", {**body, "tools": [{"type": "poem"}]})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tools[0].type")
+
+
 async def test_detokenize_is_the_way_back(mesh: World) -> None:
     for prompt in ("", "héllo", "<|user|>x<|end|>"):
         ids = (await mesh.post("/tokenize", {"model": "tiny", "prompt": prompt})).json()["tokens"]

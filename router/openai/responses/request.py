@@ -126,6 +126,8 @@ class ResponsesRequest:
         if self.previous_id is not None:
             items = [*await self._earlier(self.previous_id), *self.items]
             self._chat = Translated({**self._body, "messages": self._messages(items)}, _NAMES)
+        elif self.store and self._kept is not None:
+            await self._kept.check(self._organisation)
         ask = await self._chat.ask(core, admitted)
         self._apart = ask.form is not None
         return ask
