@@ -84,8 +84,28 @@ inline void finish(const float* o, const State* state, int dim, float* out) {
 
 inline int least_of(int a, int b) { return a < b ? a : b; }
 
-inline void attend(const Attention& attention, const Range& range, int head, int first, int last, int span,
-                   int span_end, float* o, State* states, std::uint8_t* scratch) {
+// The first token that a window leaves visible from a position on.
+inline int least_visible(const Attention& attention, int position) {
+  return attention.window > 0 && position >= attention.window ? position - attention.window + 1 : 0;
+}
+
+// Where the first chunk of what follows lies. What the work on this chunk's `width` tokens does not ask for on its
+// way is asked for at once.
+inline void look_ahead(const Attention& attention, const Share& upcoming, int width, Blocks& blocks) {
+  const Range& range = *upcoming.range;
+  const int token = least_visible(attention, range.start + upcoming.first) / kChunk * kChunk;
+  const int known = least_of(range.start + upcoming.last - token, kChunk);
+  find_blocks(attention, range, upcoming.head, token, known, blocks);
+  const auto bytes = static_cast<std::ptrdiff_t>(attention.v.line_bytes()) * kBlockTokens;
+  const int on_the_way = width / kBlockTokens;
+  for (int b = on_the_way / 4 * 4; b * kBlockTokens < known; ++b) fetch(blocks.key_runs[b], bytes);
+  for (int b = on_the_way; b * kBlockTokens < known; ++b) fetch(blocks.values[b], bytes);
+}
+
+inline void attend(const Attention& attention, const Share& share, const Share* upcoming, int span, int span_end, float* o,
+                   State* states, std::uint8_t* scratch) {
+  const Range& range = *share.range;
+  const int head = share.head, first = share.first, last = share.last;
   const int dim = attention.k.dim, padded = padded8(dim), shared = attention.shared;
   const int rows = last - first, lines = rows * shared;
   const int tile_lines = tile_rows(shared) * shared;
@@ -107,7 +127,7 @@ inline void attend(const Attention& attention, const Range& range, int head, int
   const int begin_position = range.start + first, end_position = range.start + last;
   const bool halves = attention.k.dtype == Dtype::f16 && dim == padded;
   const bool small_pages = attention.k.page_tokens < kBlockTokens;
-  const int least = attention.window > 0 && begin_position >= attention.window ? begin_position - attention.window + 1 : 0;
+  const int least = least_visible(attention, begin_position);
 
   Blocks blocks_of[2];
   int found = -1;  // the chunk whose blocks were looked up ahead
@@ -143,6 +163,11 @@ inline void attend(const Attention& attention, const Range& range, int head, int
       const int to = attention.window > 0 ? least_of(rows, token + kChunk - 1 + attention.window - begin_position) : rows;
       const int width = padded8(high_of(to - 1)), line = from * shared, count = (to - from) * shared;
       const bool few = halves && count <= kFewLines;
+      if (few && next == here && upcoming != nullptr && !small_pages) {
+        Blocks& other = blocks_of[(chunk + 1) % 2];
+        look_ahead(attention, *upcoming, width, other);
+        next = &other;
+      }
       if (few) {
         by_threes(line, count, [&]<int kLines>(int l) {
           score_lines<kLines>(queries + l * padded, padded, *here, *next, dim, width, scores + l * kChunk);

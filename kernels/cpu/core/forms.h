@@ -130,6 +130,13 @@ struct Range {
   const std::int32_t* pages;
 };
 
+// Rows [first, last) of a range with one key head: what attention computes at a time.
+struct Share {
+  const Range* range;
+  int head;
+  int first, last;
+};
+
 struct Attention {
   Plane k;
   Plane v;
@@ -168,10 +175,11 @@ struct Kernels {
   void (*expand)(const Weight& weight, int row, float scale, float* out);
   // Rows [first, last) x panels [panel, panel_end).
   void (*product)(const Product& product, int first, int last, int panel, int panel_end);
-  // Rows [first, last) of the range, one key head, spans [span, span_end); merged into o and states, each
-  // [rows][shared], which begin as `begin` leaves them. Scratch: attend_scratch_bytes(shared, dim).
-  void (*attend)(const Attention& attention, const Range& range, int head, int first, int last, int span,
-                 int span_end, float* o, State* states, std::uint8_t* scratch);
+  // Spans [span, span_end) of the context; merged into o and states, each [rows][shared], which begin as `begin`
+  // leaves them. `upcoming`, if any, is what probably follows: few rows ask for its pages at their end. Scratch:
+  // attend_scratch_bytes(shared, dim).
+  void (*attend)(const Attention& attention, const Share& share, const Share* upcoming, int span, int span_end, float* o,
+                 State* states, std::uint8_t* scratch);
   void (*begin)(float* o, State* states, int lines, int padded_dim);
   // Merges a later span's result into an earlier one's.
   void (*merge)(float* o, State* state, const float* other, const State* other_state, int padded_dim);

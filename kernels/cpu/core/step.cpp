@@ -316,23 +316,30 @@ void Runner::attend(const Operation& op) {
     const Attention& attention;
     int heads;
     Tiles(Runner& r, const Attention& a, int h) : runner(r), attention(a), heads(h) {}
-    void operator()(int chunk, int worker) override {
-      runner.attend_item(attention, runner.tiles_[index(chunk / heads)], chunk % heads, runner.scratch(worker));
-    }
+    void operator()(int chunk, int worker) override { runner.attend_item(attention, heads, chunk, runner.scratch(worker)); }
   } task{*this, attention, op.heads};
   parallel(items, task);
 }
 
-void Runner::attend_item(const Attention& attention, const Tile& tile, int head, std::uint8_t* scratch) {
-  const int padded = padded8(attention.k.dim), count = (tile.last - tile.first) * attention.shared;
+Share Runner::share(int heads, int item) const {
+  const Tile& tile = tiles_[index(item / heads)];
+  return {&ranges_[index(tile.range)], item % heads, tile.first, tile.last};
+}
+
+void Runner::attend_item(const Attention& attention, int heads, int item, std::uint8_t* scratch) {
+  const Share mine = share(heads, item);
+  // The same thread goes on here, more or less.
+  const int after = item + pool_.threads;
+  const bool more = after < tile_count_ * heads;
+  const Share upcoming = more ? share(heads, after) : mine;
+  const int padded = padded8(attention.k.dim), count = (mine.last - mine.first) * attention.shared;
   auto* o = reinterpret_cast<float*>(scratch + kernel_scratch_bytes_);
   auto* states = reinterpret_cast<State*>(scratch + kernel_scratch_bytes_ +
                                           aligned64(index(count) * index(padded) * sizeof(float)));
-  const Range& range = ranges_[index(tile.range)];
-  const int spans = (range.start + tile.last + kChunk * kSpanChunks - 1) / (kChunk * kSpanChunks);
+  const int spans = (mine.range->start + mine.last + kChunk * kSpanChunks - 1) / (kChunk * kSpanChunks);
   kernels_.begin(o, states, count, padded);
-  kernels_.attend(attention, range, head, tile.first, tile.last, 0, spans, o, states, scratch);
-  finish(attention, tile, head, o, states);
+  kernels_.attend(attention, mine, more ? &upcoming : nullptr, 0, spans, o, states, scratch);
+  finish(attention, mine, o, states);
 }
 
 // Few rows over a long context: each span of it is work of its own, merged in order afterwards.
@@ -350,18 +357,17 @@ void Runner::attend_split(const Attention& attention, int heads, int spans) {
       std::uint8_t* at = runner.partial_ + size * index(chunk);
       auto* o = reinterpret_cast<float*>(at);
       auto* states = reinterpret_cast<State*>(at + values);
-      const int item = chunk / spans, span = chunk % spans;
-      const Tile& tile = runner.tiles_[index(item / heads)];
-      runner.kernels_.begin(o, states, (tile.last - tile.first) * attention.shared, padded);
-      runner.kernels_.attend(attention, runner.ranges_[index(tile.range)], item % heads, tile.first, tile.last, span,
-                             span + 1, o, states, runner.scratch(worker));
+      const int span = chunk % spans;
+      const Share share = runner.share(heads, chunk / spans);
+      runner.kernels_.begin(o, states, (share.last - share.first) * attention.shared, padded);
+      runner.kernels_.attend(attention, share, nullptr, span, span + 1, o, states, runner.scratch(worker));
     }
   } task{*this, attention, heads, spans, padded, values, size};
   parallel(tile_count_ * heads * spans, task);
 
   for (int item = 0; item < tile_count_ * heads; ++item) {
-    const Tile& tile = tiles_[index(item / heads)];
-    const int count = (tile.last - tile.first) * attention.shared;
+    const Share whole = share(heads, item);
+    const int count = (whole.last - whole.first) * attention.shared;
     std::uint8_t* first = partial_ + size * index(item) * index(spans);
     auto* o = reinterpret_cast<float*>(first);
     auto* states = reinterpret_cast<State*>(first + values);
@@ -374,16 +380,16 @@ void Runner::attend_split(const Attention& attention, int heads, int spans) {
         kernels_.merge(o + i * padded, states + i, other + i * padded, other_states + i, padded);
       }
     }
-    finish(attention, tile, item % heads, o, states);
+    finish(attention, whole, o, states);
   }
 }
 
-void Runner::finish(const Attention& attention, const Tile& tile, int head, const float* o, const State* states) {
+void Runner::finish(const Attention& attention, const Share& share, const float* o, const State* states) {
   const int dim = attention.k.dim, padded = padded8(dim), shared = attention.shared;
-  for (int r = tile.first; r < tile.last; ++r) {
-    float* out = attention.out.row(ranges_[index(tile.range)].row + r) + head * shared * dim;
+  for (int r = share.first; r < share.last; ++r) {
+    float* out = attention.out.row(share.range->row + r) + share.head * shared * dim;
     for (int s = 0; s < shared; ++s) {
-      const int line = (r - tile.first) * shared + s;
+      const int line = (r - share.first) * shared + s;
       kernels_.finish(o + line * padded, states + line, dim, out + s * dim);
     }
   }

@@ -62,9 +62,11 @@ class Runner {
   void row(const Operation& op, int row);
   void product(const Operation& op, int count, float* out);
   void attend(const Operation& op);
-  void attend_item(const Attention& attention, const Tile& tile, int head, std::uint8_t* scratch);
+  void attend_item(const Attention& attention, int heads, int item, std::uint8_t* scratch);
   void attend_split(const Attention& attention, int heads, int spans);
-  void finish(const Attention& attention, const Tile& tile, int head, const float* o, const State* states);
+  // What item `item` of all tiles times heads is.
+  Share share(int heads, int item) const;
+  void finish(const Attention& attention, const Share& share, const float* o, const State* states);
 
   Lines lines(const View& view) const;
   Quantised quantised(const View& view) const;
