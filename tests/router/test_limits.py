@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from mesh.errors import InvalidRequest
 from router.core.limits import checked
 from router.core.request import Ask, Sampling, Stopping
-from tests.router.world import World, world
+from tests.router.world import World, chat_body, world
 
 ID_LIMIT = 261
 
@@ -190,3 +192,17 @@ def bounded(sampling: Sampling) -> Ask:
     return checked(
         Ask("m", ([1],), sampling=sampling, stopping=Stopping()), vocab_size=50, context_length=100
     )
+
+
+async def test_long_lists_of_stop_strings_are_refused_before_they_are_work(mesh: World) -> None:  # B30
+    for stop in (["x"] * 500_000, [""], "", ["a"] * 5, [1], ["x" * 1_000_000]):
+        body = json.dumps(chat_body("hello", stop=stop)).encode()
+        before = time.process_time()
+        answer = await mesh.post("/v1/chat/completions", body)
+        spent = time.process_time() - before
+        assert answer.status_code == 400, str(stop)[:40]
+        assert answer.json()["error"]["param"].startswith("stop")
+        # 0.07 s of the processor for the longest; more only if the strings themselves are worked on.
+        assert spent < 0.5, f"{spent:.2f} s for {len(body)} bytes"
+    assert (await mesh.chat("hello", stop=None)).status_code == 200
+    assert not [opened for opened in mesh.worker.opened if opened.stop.stop]
