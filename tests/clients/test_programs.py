@@ -22,7 +22,6 @@ PYTHON = [
     ("llm_program.py", "agents"),
     ("litellm_program.py", "litellm"),
     ("lm_eval_program.py", "lmeval"),
-    ("guidellm_program.py", "guidellm"),
     ("aiperf_program.py", "aiperf"),
 ]
 
