@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from kvmesh.v1 import decode_pb2_grpc
@@ -39,7 +40,7 @@ async def serve(runtime: ServiceRuntime) -> None:
     options = decode_options(config.options)
     if config.model is None:
         raise ConfigError("a decode worker needs a model")
-    executor = await _load(config.model, options)
+    executor = await _load(config.model, options, config.state_dir / "cache")
     info = executor.info
     fingerprint = fingerprint_of(info)
     admission: Admission | None = None
@@ -142,7 +143,7 @@ async def serve(runtime: ServiceRuntime) -> None:
             await reporting
 
 
-async def _load(model: ModelConfig, options: DecodeOptions) -> Executor:
+async def _load(model: ModelConfig, options: DecodeOptions, cache: Path) -> Executor:
     def work() -> Executor:
         return load(
             model.path,
@@ -151,6 +152,7 @@ async def _load(model: ModelConfig, options: DecodeOptions) -> Executor:
             page_tokens=options.page_tokens,
             kv_dtype=options.kv_dtype,
             executor=options.executor,
+            cache=cache,
         )
 
     try:

@@ -17,6 +17,7 @@ def describe(
     kv_dtype: str,
     context_length: int,
     numerics_id: str,
+    weights_digest: bytes,
     weights_bytes: int,
 ) -> EngineInfo:
     """`context_length` in tokens; `weights_bytes` are those that the executor holds."""
@@ -30,7 +31,7 @@ def describe(
         layout=layout,
         kv_dtype=kv_dtype,
         rope=program.rope,
-        weights_digest=model.weights.digest(),
+        weights_digest=weights_digest,
         numerics_id=numerics_id,
         weights_bytes=weights_bytes,
     )

@@ -102,6 +102,7 @@ class ReferenceExecutor:
             kv_dtype=kv_dtype,
             context_length=self._context,
             numerics_id=f"reference/1 torch={torch.__version__} bits={evidence.hexdigest()}",
+            weights_digest=model.weights.digest(),
             weights_bytes=shelf.nbytes,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 from typing import Any
 
 from kvmesh.v1 import prefill_pb2_grpc
@@ -30,7 +31,7 @@ async def serve(runtime: ServiceRuntime) -> None:
     options = prefill_options(config.options)
     if config.model is None:
         raise ConfigError("a prefill worker needs a model")
-    executor = await _load(config.model, options)
+    executor = await _load(config.model, options, config.state_dir / "cache")
     info = executor.info
     fingerprint = fingerprint_of(info)
     loop: PrefillLoop | None = None
@@ -106,7 +107,7 @@ async def serve(runtime: ServiceRuntime) -> None:
             await reporting
 
 
-async def _load(model: ModelConfig, options: PrefillOptions) -> Executor:
+async def _load(model: ModelConfig, options: PrefillOptions, cache: Path) -> Executor:
     def work() -> Executor:
         return load(
             model.path,
@@ -115,6 +116,7 @@ async def _load(model: ModelConfig, options: PrefillOptions) -> Executor:
             page_tokens=options.page_tokens,
             kv_dtype=options.kv_dtype,
             executor=options.executor,
+            cache=cache,
             logits=False,
         )
 

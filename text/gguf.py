@@ -65,10 +65,12 @@ class TensorInfo:
 class GgufFile:
     """An open GGUF file: metadata, tensor descriptions, and views of the tensor bytes."""
 
-    def __init__(self, path: Path, view: mmap.mmap) -> None:
+    def __init__(self, path: Path, view: mmap.mmap, status: os.stat_result, *, strings: bool = True) -> None:
         self.path = path
         self._map: mmap.mmap | None = view
-        header = _Header(path, view)
+        #: Of the file that was opened: another one may lie at `path` by now.
+        self.status = status
+        header = _Header(path, view, strings)
         self.version = header.version
         #: Key -> bool, int, float, str, or a list of one of these.
         self.metadata: Mapping[str, Any] = MappingProxyType(header.metadata)
@@ -78,15 +80,20 @@ class GgufFile:
         self.nbytes = len(view)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Maps and parses `path`. Raises `GgufError`, also where the file is missing or no regular file."""
+    def open(cls, path: str | os.PathLike[str], *, strings: bool = True) -> Self:
+        """Maps and parses `path`. Raises `GgufError`, also where the file is missing or no regular file.
+
+        Without `strings` arrays of strings (the vocabulary: most of the time that this takes) are stepped
+        over and are not in the metadata.
+        """
         where = Path(path)
         try:
             # Asked before opening: opening a pipe would wait for its other end.
             if not stat.S_ISREG(where.stat().st_mode):
                 raise GgufError(f"{where}: not a regular file")
             with where.open("rb") as file:
-                if os.fstat(file.fileno()).st_size == 0:
+                status = os.fstat(file.fileno())
+                if status.st_size == 0:
                     raise GgufError(f"{where}: the file is empty")
                 view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
@@ -94,10 +101,16 @@ class GgufFile:
                 raise
             raise GgufError(f"{where}: cannot be opened: {error}") from error
         try:
-            return cls(where, view)
+            return cls(where, view, status, strings=strings)
         except BaseException:
             view.close()
             raise
+
+    def content(self) -> memoryview:
+        """All bytes of the file, as `data`."""
+        if self._map is None:
+            raise GgufError(f"{self.path}: the file was closed")
+        return memoryview(self._map)
 
     def data(self, name: str) -> memoryview:
         """The tensor's bytes, a read-only view into the mapping (`nbytes` long, nothing is copied).
@@ -107,9 +120,7 @@ class GgufFile:
         info = self.tensors.get(name)
         if info is None:
             raise GgufError(f"{self.path}: no tensor named {name!r}")
-        if self._map is None:
-            raise GgufError(f"{self.path}: the file was closed")
-        return memoryview(self._map)[info.offset : info.offset + info.nbytes]
+        return self.content()[info.offset : info.offset + info.nbytes]
 
     def close(self) -> None:
         """Ends access to the tensors. Views still held stay valid; the mapping ends with the last of them."""
@@ -132,9 +143,10 @@ class GgufFile:
 class _Header:
     """One pass over the header. `self._at` is the read position; every read is checked against the end."""
 
-    def __init__(self, path: Path, view: mmap.mmap) -> None:
+    def __init__(self, path: Path, view: mmap.mmap, strings: bool) -> None:
         self._path = path
         self._view = view
+        self._keeps_strings = strings
         self._size = len(view)
         self._end = min(self._size, MAX_HEADER_BYTES)
         self._at = 0
@@ -154,6 +166,7 @@ class _Header:
         tensor_count = self._count("tensors", MAX_TENSORS, least_bytes=8 + 4 + 8 + 4 + 8)
         key_count = self._count("metadata keys", MAX_KEYS, least_bytes=8 + 4 + 1)
         self.metadata: dict[str, Any] = {}
+        self._keys: set[str] = set()
         for index in range(key_count):
             self._read_pair(index)
         self.alignment = self._alignment()
@@ -168,9 +181,12 @@ class _Header:
         self._place = f"metadata key {key!r}"
         if not key:
             self._fail("the key is empty")
-        if key in self.metadata:
+        if key in self._keys:
             self._fail("the key appears twice")
-        self.metadata[key] = self._value(self._number("I"))
+        self._keys.add(key)
+        value = self._value(self._number("I"))
+        if value is not None:
+            self.metadata[key] = value
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -183,7 +199,7 @@ class _Header:
         value = self._number(code)
         return self._bool(value) if kind == _BOOL else value
 
-    def _array(self) -> list[Any]:
+    def _array(self) -> list[Any] | None:
         kind = self._number("I")
         if kind == _ARRAY:
             self._fail("arrays of arrays are not supported")
@@ -194,7 +210,10 @@ class _Header:
         count = self._count("array items", self._items_left, least_bytes=width)
         self._items_left -= count
         if code is None:
-            return self._strings(count)
+            if self._keeps_strings:
+                return self._strings(count)
+            self._step_over(count)
+            return None
         values = list(struct.unpack_from(f"<{count}{code}", self._view, self._at))
         self._at += count * width
         return [self._bool(value) for value in values] if kind == _BOOL else values
@@ -217,6 +236,17 @@ class _Header:
             self._fail(f"string {len(out)} is not UTF-8: {error.reason}", at=at)
         self._at = at
         return out
+
+    def _step_over(self, count: int) -> None:
+        at, end, read, view = self._at, self._end, _U64.unpack_from, self._view
+        for index in range(count):
+            start = at
+            at += 8
+            if at <= end:
+                at += read(view, start)[0]
+            if at > end:
+                self._fail(f"string {index} runs past the end of the file", at=start)
+        self._at = at
 
     def _alignment(self) -> int:
         value = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)

@@ -11,8 +11,11 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.cpu.lower import Lowering, matrices, multiply_adds
-from engine.cpu.shelf import Shelf, most_bytes
+from engine.cpu.lower import Lowering, multiply_adds
+from engine.cpu.pack_cache import PackCache
+from engine.cpu.packed import packed
+from engine.cpu.packing import Progress
+from engine.cpu.shelf import Shelf
 from engine.describe import describe
 from engine.errors import EngineError
 from engine.executor import (
@@ -26,7 +29,6 @@ from engine.executor import (
 from engine.fuse import without_unused
 from engine.models import build
 from engine.paging import page_geometry
-from engine.program import Embed
 from engine.weights.source import ModelSource
 from kernels.cpu import load
 
@@ -52,7 +54,11 @@ class CpuExecutor:
         isa: str | None = None,
         rows_at_once: int = ROWS_AT_ONCE,
         cpus: Sequence[int] = (),
+        content: bytes | None = None,
+        packs: PackCache | None = None,
+        progress: Progress = lambda done, total: None,
     ) -> None:
+        """`content` is the digest of the weights, where it is known already."""
         program, hyper = build(model, logits=logits)
         program = without_unused(program)
         layout = page_geometry(program.caches, page_tokens=page_tokens, dtype=kv_dtype, turned=True)
@@ -62,9 +68,19 @@ class CpuExecutor:
             self._engine = core.Engine(threads, chosen, list(cpus))
         except ValueError as error:
             raise EngineError(f"the cpu executor cannot start: {error}") from error
-        weights = [op.table if isinstance(op, Embed) else op.weight for op in matrices(program.operations)]
-        self._shelf = Shelf(core, self._engine, model.weights, most_bytes(weights))
-        lowering = Lowering(self._engine, self._shelf, program, layout, hyper.context_length)
+        content = model.weights.digest() if content is None else content
+        pack = packed(
+            core,
+            model,
+            program,
+            hyper.context_length,
+            content,
+            packs,
+            threads=threads,
+            progress=progress,
+        )
+        shelf = Shelf(self._engine, pack)
+        lowering = Lowering(self._engine, shelf, program, layout, hyper.context_length)
         lowering.run()
         self.workspace_bytes = self._engine.plan(rows_at_once, hyper.context_length)
         self.multiply_adds = multiply_adds(program.operations)
@@ -72,10 +88,7 @@ class CpuExecutor:
         self._logit_cap = lowering.logit_cap
         self._has_logits = program.result is not None
         self._pages = 0
-        turns = blake2b(digest_size=8)
-        for cosines, sines in lowering.rope_tables:
-            turns.update(cosines.tobytes())
-            turns.update(sines.tobytes())
+        turns = blake2b("".join(shelf.rope_digests).encode(), digest_size=8)
         self.info = describe(
             model,
             program,
@@ -83,7 +96,8 @@ class CpuExecutor:
             kv_dtype=kv_dtype,
             context_length=hyper.context_length,
             numerics_id=f"cpu/{_REVISION} turns={turns.hexdigest()}",
-            weights_bytes=self._shelf.nbytes,
+            weights_digest=content,
+            weights_bytes=shelf.nbytes,
         )
 
     @property

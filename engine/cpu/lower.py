@@ -11,7 +11,8 @@ Knows nothing of steps.
 from collections import Counter
 from collections.abc import Sequence
 
-from engine.cpu.shelf import Shelf
+from engine.cpu.pack import RopeKey
+from engine.cpu.shelf import Shelving
 from engine.errors import ProgramError
 from engine.paging import LayerCache, PageGeometry
 from engine.program import (
@@ -32,8 +33,6 @@ from engine.program import (
     WriteKv,
     inputs,
 )
-from engine.rope import rope_table
-from engine.weights.source import Floats
 from kernels.cpu import CoreEngine, View
 from kernels.cpu.interface import RESULT
 
@@ -42,7 +41,7 @@ class Lowering:
     """Adds one program to an engine."""
 
     def __init__(
-        self, engine: CoreEngine, shelf: Shelf, program: Program, layout: PageGeometry, context: int
+        self, engine: CoreEngine, shelf: Shelving, program: Program, layout: PageGeometry, context: int
     ) -> None:
         self._engine = engine
         self._shelf = shelf
@@ -51,10 +50,9 @@ class Lowering:
         self._context = context
         self._pending = list(program.operations)
         self._uses = Counter(x.name for op in program.operations for x in inputs(op))
+        self._last_read = {x.name: i for i, op in enumerate(program.operations) for x in inputs(op)}
         self._views: dict[str, View] = {}
         self._quantised: dict[str, View] = {}
-        self._ropes: dict[object, int] = {}
-        self.rope_tables: list[tuple[Floats, Floats]] = []
         self.logit_cap = 0.0
         last = program.operations[-1]
         self._result = None if program.result is None else program.result.name
@@ -156,7 +154,7 @@ class Lowering:
         groups: list[list[Linear]] = []
         last: object = None
         for op in run:
-            form = (*self._shelf.form(op.weight), op.bias is None)
+            form = (self._shelf.form(op.weight), op.bias is None)
             if form == last:
                 groups[-1].append(op)
             else:
@@ -179,8 +177,8 @@ class Lowering:
         other = add.x if add.y == linear.out else add.y if add.x == linear.out else None
         if other is None or other.name not in self._views or other == linear.x:
             return None
-        later = any(other in inputs(op) for op in self._pending[1:])
-        return None if later else other
+        done = len(self._program.operations) - len(self._pending)
+        return None if self._last_read[other.name] > done else other
 
     def _rows(self, x: Tensor, quantised: bool) -> View:
         """The lines of x as a product reads them."""
@@ -196,14 +194,11 @@ class Lowering:
         if self._uses[op.x.name] != 1:
             raise ProgramError(f"{op.name}: {op.x} is read elsewhere too, so it cannot be turned in place")
         dim = op.turns.dim
-        key = (op.turns, op.divisors)
-        if key not in self._ropes:
-            divisors = None if op.divisors is None else self._shelf.floats(op.divisors.names[0])
-            cosines, sines = rope_table(self._context, op.turns, divisors)
-            self._ropes[key] = self._engine.rope_table(cosines, sines)
-            self.rope_tables.append((cosines, sines))
+        table = self._shelf.rope(
+            RopeKey(self._context, op.turns, None if op.divisors is None else op.divisors.names[0])
+        )
         view = self._views[op.x.name]
-        self._engine.rope(view, op.heads, dim, self._ropes[key], op.style == "interleaved")
+        self._engine.rope(view, op.heads, dim, table, op.style == "interleaved")
         self._views[op.out.name] = view
 
     def _attend(self, op: Attend) -> None:
@@ -226,11 +221,6 @@ class Lowering:
 
 def _picked(tensor: Tensor) -> bool:
     return tensor.lines == LOGIT_ROWS
-
-
-def matrices(operations: Sequence[Operation]) -> list[Linear | Embed]:
-    """The operations that have a matrix."""
-    return [op for op in operations if isinstance(op, Linear | Embed)]
 
 
 def multiply_adds(operations: Sequence[Operation]) -> tuple[int, int]:

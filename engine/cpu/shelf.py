@@ -1,4 +1,4 @@
-"""Weights in the core's packed forms: read once, stacked, packed into one stretch of memory, shared by name.
+"""Hands the parts of a pack to an engine, each once. And its twin, which only notes what would be handed.
 
 Knows nothing of operations.
 """
@@ -6,29 +6,17 @@ Knows nothing of operations.
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.errors import WeightError
+from engine.cpu.pack import Form, MatrixKey, Pack, RopeKey, Wants
+from engine.cpu.packing import form_of
 from engine.program import Weight
-from engine.weights.codes import GROUP, Codes, Halves
-from engine.weights.source import Floats, WeightSource
+from engine.weights.source import WeightSource
 from kernels.cpu import Core, CoreEngine
 
-_ALIGNMENT = 64
-_PANEL = 16
-_HALF_PANEL = 8
-
-T = TypeVar("T", bound=np.generic)
-
-
-@runtime_checkable
-class CodeSource(Protocol):
-    """A source that can give stored codes and halves as they are."""
-
-    def codes(self, name: str) -> Codes | Halves | None: ...
+_CODED = frozenset({"u4", "i8"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,131 +27,122 @@ class Shelved:
     quantised: bool
 
 
-class Shelf:
-    """Loads and packs weights for one engine."""
+class Shelving(Protocol):
+    """What lowering asks for; everything by its index in the engine."""
 
-    def __init__(self, core: Core, engine: CoreEngine, weights: WeightSource, capacity_bytes: int) -> None:
-        self._core = core
-        self._engine = engine
-        self._weights = weights
-        # Only what is written to is ever backed by memory.
-        self._memory = mmap.mmap(-1, max(capacity_bytes, mmap.PAGESIZE))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes = np.frombuffer(self._memory, np.uint8)
-        self._used = 0
-        self._known: dict[tuple[tuple[str, ...], bool], Shelved] = {}
-        self._forms: dict[str, Codes | Halves | Floats] = {}
-        self._vectors: dict[tuple[str, ...], int] = {}
-
-    @property
-    def nbytes(self) -> int:
-        return self._used
-
-    def form(self, weight: Weight) -> tuple[str, bool, int]:
+    def form(self, weight: Weight) -> Form:
         """What can be stacked: weights of equal form."""
-        found = self._read(weight.names[0])
-        if isinstance(found, Codes):
-            return found.form, found.minima is not None, found.group
-        return (found.form if isinstance(found, Halves) else "f32"), False, GROUP
 
     def weight(self, parts: Sequence[Weight], *, paired: bool = False) -> Shelved:
-        """Matrices of equal form stacked along their outputs; `paired` puts the outputs of two side by side
-        in turns of eight. Raises WeightError where a number is not finite."""
-        names = tuple(name for part in parts for name in part.names)
-        key = (names, paired)
-        if key not in self._known:
-            self._known[key] = self._pack(names, paired)
-        return self._known[key]
+        """Matrices of equal form stacked along their outputs (see `MatrixKey`)."""
+
+    def vector(self, names: Sequence[str]) -> int: ...
+    def rope(self, key: RopeKey) -> int: ...
+
+
+class Shelf:
+    """Implements `Shelving` over a pack."""
+
+    def __init__(self, engine: CoreEngine, pack: Pack) -> None:
+        self._engine = engine
+        self._pack = pack
+        self._weights: dict[MatrixKey, Shelved] = {}
+        self._vectors: dict[tuple[str, ...], int] = {}
+        self._ropes: dict[RopeKey, int] = {}
+        self.nbytes = 0
+        """Of the matrices that were handed over."""
+
+    @property
+    def rope_digests(self) -> list[str]:
+        return [self._pack.index.ropes[key].digest for key in self._ropes]
+
+    def form(self, weight: Weight) -> Form:
+        return self._pack.index.forms[weight.names[0]]
+
+    def weight(self, parts: Sequence[Weight], *, paired: bool = False) -> Shelved:
+        key = _key(parts, paired)
+        if key not in self._weights:
+            part = self._pack.index.matrices[key]
+            form = part.form
+            index = self._engine.weight(
+                form.name,
+                part.rows,
+                part.columns,
+                part.half,
+                form.minima,
+                form.group,
+                self._pack.bytes_of(part),
+            )
+            self._weights[key] = Shelved(index, form.name in _CODED)
+            self.nbytes += part.nbytes
+        return self._weights[key]
 
     def vector(self, names: Sequence[str]) -> int:
         key = tuple(names)
         if key not in self._vectors:
-            values = np.concatenate([self._weights.load(name) for name in names])
-            self._vectors[key] = self._engine.vector(np.ascontiguousarray(values))
+            self._vectors[key] = self._engine.vector(self._pack.floats(self._pack.index.vectors[key]))
         return self._vectors[key]
 
-    def floats(self, name: str) -> Floats:
-        return self._weights.load(name)
+    def rope(self, key: RopeKey) -> int:
+        if key not in self._ropes:
+            self._ropes[key] = self._engine.rope_table(*self._pack.tables(self._pack.index.ropes[key]))
+        return self._ropes[key]
 
-    def _read(self, name: str) -> Codes | Halves | Floats:
+
+class WishList:
+    """Implements `Shelving` for an engine that never runs: memory that nobody touches stands for weights."""
+
+    def __init__(self, core: Core, engine: CoreEngine, weights: WeightSource) -> None:
+        self._core = core
+        self._engine = engine
+        self._weights = weights
+        self._forms: dict[str, Form] = {}
+        self._matrices: dict[MatrixKey, Shelved] = {}
+        self._vectors: dict[tuple[str, ...], int] = {}
+        self._ropes: dict[RopeKey, int] = {}
+        self.bytes_at_most = 0
+        """Of all the parts."""
+
+    @property
+    def wants(self) -> Wants:
+        return Wants(self._forms, tuple(self._matrices), tuple(self._vectors), tuple(self._ropes))
+
+    def form(self, weight: Weight) -> Form:
+        name = weight.names[0]
         if name not in self._forms:
-            stored = self._weights.codes(name) if isinstance(self._weights, CodeSource) else None
-            usable = isinstance(stored, Halves) or (stored is not None and stored.codes.shape[1] % GROUP == 0)
-            if stored is not None and usable:
-                if not stored.finite:
-                    raise WeightError(f"tensor {name!r} holds values that are not finite")
-                self._forms[name] = stored
-            else:
-                self._forms[name] = self._weights.load(name)
+            self._forms[name] = form_of(self._weights, name)
         return self._forms[name]
 
-    def _pack(self, names: tuple[str, ...], paired: bool) -> Shelved:
-        read = [self._read(name) for name in names]
-        for name in names:
-            del self._forms[name]
-        try:
-            return self._pack_parts(read, paired)
-        except ValueError as error:
-            raise WeightError(f"tensor {' + '.join(names)} cannot be packed: {error}") from error
-
-    def _pack_parts(self, read: Sequence[Codes | Halves | Floats], paired: bool) -> Shelved:
-        first = read[0]
-        if isinstance(first, Codes):
-            coded = [part for part in read if isinstance(part, Codes)]
-            return self._pack_codes(
-                first.form,
-                first.group,
-                _stack([part.codes for part in coded], paired),
-                _stack([part.scales for part in coded], paired),
-                None
-                if first.minima is None
-                else _stack([part.minima for part in coded if part.minima is not None], paired),
+    def weight(self, parts: Sequence[Weight], *, paired: bool = False) -> Shelved:
+        key = _key(parts, paired)
+        if key not in self._matrices:
+            form = self.form(parts[0])
+            rows, columns = sum(part.rows for part in parts), parts[0].columns
+            nbytes = self._core.packed_bytes(form.name, rows, columns, False, form.minima, form.group)
+            index = self._engine.weight(
+                form.name, rows, columns, False, form.minima, form.group, self._untouched(nbytes)
             )
-        if isinstance(first, Halves):
-            bits = _stack([part.values for part in read if isinstance(part, Halves)], paired)
-            out = self._room(first.form, bits)
-            self._core.pack_halves(first.form, bits, out)
-            return self._numbers(first.form, bits, out)
-        values = _stack([part for part in read if not isinstance(part, Codes | Halves)], paired)
-        out = self._room("f32", values)
-        self._core.pack_floats(values, out)
-        return self._numbers("f32", values, out)
+            self._matrices[key] = Shelved(index, form.name in _CODED)
+        return self._matrices[key]
 
-    def _room(self, form: str, values: NDArray[Any]) -> NDArray[np.uint8]:
-        rows, columns = values.shape
-        return self._take(self._core.packed_bytes(form, rows, columns, False, False, GROUP))
+    def vector(self, names: Sequence[str]) -> int:
+        key = tuple(names)
+        if key not in self._vectors:
+            width = sum(self._weights.shapes[name][0] for name in names)
+            self._vectors[key] = self._engine.vector(self._untouched(4 * width).view(np.float32))
+        return self._vectors[key]
 
-    def _numbers(self, form: str, values: NDArray[Any], out: NDArray[np.uint8]) -> Shelved:
-        rows, columns = values.shape
-        return Shelved(self._engine.weight(form, rows, columns, False, False, GROUP, out), False)
+    def rope(self, key: RopeKey) -> int:
+        if key not in self._ropes:
+            half = 4 * key.positions * (key.turns.dim // 2)
+            both = self._untouched(2 * half).view(np.float32).reshape(2, key.positions, -1)
+            self._ropes[key] = self._engine.rope_table(both[0], both[1])
+        return self._ropes[key]
 
-    def _pack_codes(
-        self, form: str, group: int, codes: NDArray[np.uint8], scales: Floats, minima: Floats | None
-    ) -> Shelved:
-        rows, columns = codes.shape
-        fits = group == GROUP and self._core.fits_half(scales)
-        half = fits and (minima is None or self._core.fits_half(minima))
-        with_minima = minima is not None
-        out = self._take(self._core.packed_bytes(form, rows, columns, half, with_minima, group))
-        self._core.pack_codes(form, half, group, codes, scales, minima, out)
-        return Shelved(self._engine.weight(form, rows, columns, half, with_minima, group, out), True)
-
-    def _take(self, nbytes: int) -> NDArray[np.uint8]:
-        start = self._used
-        if start + nbytes > len(self._bytes):
-            raise WeightError("the packed weights are larger than was planned")
-        self._used = -(-(start + nbytes) // _ALIGNMENT) * _ALIGNMENT
-        return self._bytes[start : start + nbytes]
+    def _untouched(self, nbytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        self.bytes_at_most += nbytes + 64
+        return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
 
 
-def most_bytes(weights: Sequence[Weight]) -> int:
-    """An upper bound of the memory that the packed weights take: as floats, in whole panels."""
-    return sum(4 * (-(-w.rows // _PANEL) * _PANEL) * w.columns + _ALIGNMENT for w in weights)
-
-
-def _stack(parts: Sequence[NDArray[T]], paired: bool) -> NDArray[T]:
-    if not paired:
-        return np.ascontiguousarray(np.concatenate(parts) if len(parts) > 1 else parts[0])
-    turns = [part.reshape(-1, _HALF_PANEL, part.shape[1]) for part in parts]
-    return np.ascontiguousarray(np.stack(turns, axis=1).reshape(-1, parts[0].shape[1]))
+def _key(parts: Sequence[Weight], paired: bool) -> MatrixKey:
+    return MatrixKey(tuple(name for part in parts for name in part.names), paired)

@@ -9,6 +9,7 @@ import numpy as np
 from engine.errors import WeightError
 from engine.weights.codes import Codes, Halves, codes, halves
 from engine.weights.dequant import dequantise, supported
+from engine.weights.known_digests import file_stamp, last_change_s
 from engine.weights.source import Floats, ModelSource
 from text.gguf import GgufFile, TensorInfo
 
@@ -52,20 +53,32 @@ class GgufWeights:
             _check_finite(dequantise(stored[start : start + step], info.type), info)
         self._checked.add(name)
 
-    def codes(self, name: str) -> Codes | Halves | None:
-        """The stored codes or halves of a matrix as they are; None where it has neither (see `codes.py`)."""
+    def codes(self, name: str, rows: int | None = None) -> Codes | Halves | None:
+        """The stored codes or halves of a matrix, or of its first `rows`, as they are (see `codes.py`).
+
+        None where it has neither."""
         info = self._info(name)
         if len(info.shape) != 2:
             return None
-        data, rows = self._file.data(name), info.shape[0]
+        data = self._file.data(name)
+        if rows is None:
+            rows = info.shape[0]
+        else:
+            data = data[: rows * (info.shape[1] // info.type.block_size * info.type.type_size)]
         return codes(data, info.type, rows) or halves(data, info.type, rows)
 
     def digest(self) -> bytes:
         whole = blake2b(digest_size=16, person=b"kvmesh.weights")
-        with self._file.path.open("rb") as file:
-            while chunk := file.read(_DIGEST_CHUNK_BYTES):
-                whole.update(chunk)
+        content = self._file.content()
+        for start in range(0, len(content), _DIGEST_CHUNK_BYTES):
+            whole.update(content[start : start + _DIGEST_CHUNK_BYTES])
         return whole.digest()
+
+    def stamp(self) -> bytes | None:
+        return file_stamp(self._file.path, self._file.status)
+
+    def changed_s(self) -> float:
+        return last_change_s(self._file.status)
 
     def _info(self, name: str) -> TensorInfo:
         info = self._file.tensors.get(name)
@@ -88,7 +101,7 @@ def _check_finite(values: Floats, info: TensorInfo) -> None:
 
 def open_model(path: Path) -> ModelSource:
     """Opens a GGUF file as a model. Raises `text.errors.GgufError`, or WeightError if it names none."""
-    file = GgufFile.open(path)
+    file = GgufFile.open(path, strings=False)
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise WeightError(f"{path}: general.architecture is missing or no text")

@@ -7,12 +7,14 @@ whatever else lies in the files. Knows nothing of tokenizers.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 
 from engine.errors import WeightError
 from engine.weights.hf_config import HfConfig, read_config
+from engine.weights.known_digests import file_stamp, last_change_s
 from engine.weights.safetensors import StoredTensor, as_floats, content_digest, numbers, open_tensors
 from engine.weights.source import Floats, ModelSource
 
@@ -90,6 +92,21 @@ class HfWeights:
 
     def digest(self) -> bytes:
         return content_digest(self._tensors, self._extra)
+
+    def stamp(self) -> bytes | None:
+        files = {tensor.file: tensor.status for tensor in self._tensors.values()}
+        stamps = [file_stamp(file, status) for file, status in sorted(files.items())]
+        if None in stamps:
+            return None
+        assigned = json.dumps([(name, str(tensor.file)) for name, tensor in sorted(self._tensors.items())])
+        whole = blake2b(digest_size=16)
+        for part in (*stamps, assigned.encode(), *self._extra):
+            assert part is not None
+            whole.update(len(part).to_bytes(8, "little") + part)
+        return whole.digest()
+
+    def changed_s(self) -> float:
+        return max(last_change_s(tensor.status) for tensor in self._tensors.values())
 
     def _finished(self, name: str, values: Floats, tensor: StoredTensor) -> Floats:
         if not np.isfinite(values).all():

@@ -8,6 +8,7 @@ never read as a whole. Format: https://github.com/huggingface/safetensors. Knows
 import json
 import math
 import mmap
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -47,6 +48,8 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
+    status: os.stat_result
+    """Of the file when it was opened."""
 
 
 def open_tensors(directory: Path) -> dict[str, StoredTensor]:
@@ -107,6 +110,7 @@ def read_file(file: Path) -> dict[str, StoredTensor]:
         if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
             raise WeightError(f"{file}: no safetensors file (a header of {length} bytes in a file of {size})")
         header = _json(opened.read(length), file)
+        status = os.fstat(opened.fileno())
         mapped = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))[8 + length :]
     header.pop("__metadata__", None)
     if len(header) > MAX_TENSORS:
@@ -116,7 +120,7 @@ def read_file(file: Path) -> dict[str, StoredTensor]:
     for name, entry in header.items():
         dtype, shape, start, end = _entry(file, name, entry, len(mapped))
         ranges.append((start, end, name))
-        found[name] = StoredTensor(file, dtype, shape, mapped[start:end])
+        found[name] = StoredTensor(file, dtype, shape, mapped[start:end], status)
     for before, after in pairwise(sorted(ranges)):
         if after[0] < before[1]:
             raise WeightError(f"{file}: tensor {after[2]!r}: its bytes overlap those of {before[2]!r}")

@@ -12,6 +12,6 @@
 """
 
 from kernels.cpu.interface import Core, CoreEngine, View
-from kernels.cpu.loading import load
+from kernels.cpu.loading import load, revision
 
-__all__ = ["Core", "CoreEngine", "View", "load"]
+__all__ = ["Core", "CoreEngine", "View", "load", "revision"]

@@ -180,13 +180,16 @@ HOSTILE = {
 }
 
 
+@pytest.mark.parametrize("strings", [True, False])
 @pytest.mark.parametrize("case", HOSTILE)
-def test_bad_files_are_refused_with_the_place(write: Write, case: str) -> None:
+def test_bad_files_are_refused_with_the_place(write: Write, case: str, strings: bool) -> None:
+    if case == "string-in-array-not-utf8" and not strings:
+        pytest.skip("strings that nobody wants are not decoded")
     raw, message = HOSTILE[case]
     tracemalloc.start()
     try:
         with pytest.raises(GgufError, match=message) as raised:
-            GgufFile.open(write(raw))
+            GgufFile.open(write(raw), strings=strings)
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -212,8 +215,22 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 def test_every_truncation_is_refused(write: Write) -> None:
     raw = sample()
     for size in range(1, len(raw)):
-        with pytest.raises(GgufError):
-            GgufFile.open(write(raw[:size]))
+        for strings in (True, False):
+            with pytest.raises(GgufError):
+                GgufFile.open(write(raw[:size]), strings=strings)
+
+
+def test_without_strings_all_else_is_there(write: Write) -> None:
+    path = write(sample())
+    whole, part = GgufFile.open(path), GgufFile.open(path, strings=False)
+    lists = {
+        key
+        for key, value in whole.metadata.items()
+        if isinstance(value, list) and any(isinstance(item, str) for item in value)
+    }
+    assert lists
+    assert dict(part.metadata) == {key: value for key, value in whole.metadata.items() if key not in lists}
+    assert part.tensors == whole.tensors
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
