@@ -3,8 +3,8 @@
 A record is appended to the file before it is published; the file is emptied when
 everything in it has been acknowledged. Each process has a file of its own, which it
 holds locked, and takes up those of its dead predecessors: at the start, when NATS is
-there again, and now and then while records come, because a predecessor may end after
-its successor began. The consumer
+there again, now and then while records come, and every few seconds for as long as a
+predecessor lives, because it may end after its successor began. The consumer
 drops duplicates by request id. While NATS is away nothing is tried: its return is the
 signal. It does not know what a record says.
 """
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 LOOK_S = 1.0
+LOOK_AGAIN_S = 5.0
 CLOSE_S = 2.0
 PENDING_MAX = 200_000
 
@@ -51,6 +52,8 @@ class UsageOutbox:
         self._tried = asyncio.Event()
         self._look_after_s = 0.0
         self._looking: asyncio.Task[None] | None = None
+        self._again: asyncio.TimerHandle | None = None
+        self._predecessor_lives = False
 
     @property
     def pending(self) -> int:
@@ -64,6 +67,7 @@ class UsageOutbox:
         self._written = len(self._pending)
         self._task = loop.create_task(self._run(), name="usage outbox")
         self._news.set()
+        self._look_again()
 
     def add(self, msg_id: str, record: bytes) -> None:
         """Keeps a record. Never blocks and never fails: a full disk costs the copy, not the request."""
@@ -99,6 +103,15 @@ class UsageOutbox:
             log.warning("usage outboxes cannot be looked at", extra={"reason": str(error)})
         finally:
             self._looking = None
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Later, if somebody may still leave something; once he has ended nothing is looked for any more."""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        if self._predecessor_lives:
+            self._again = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look)
 
     async def close(self) -> None:
         """One more try; what nobody takes, or not within CLOSE_S, stays in the file."""
@@ -108,8 +121,11 @@ class UsageOutbox:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
                     await self._tried.wait()
+        self._look_after_s = float("inf")
         if self._looking is not None:
             await asyncio.wait({self._looking})
+        if self._again is not None:
+            self._again.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -148,6 +164,7 @@ class UsageOutbox:
     def _left(self) -> list[tuple[str, bytes]]:
         """What dead processes of this router left, moved to our file."""
         records: list[tuple[str, bytes]] = []
+        self._predecessor_lives = False
         for path in sorted(self._family.parent.glob(f"{self._family.stem}*{self._family.suffix}")):
             if path == self._path or (
                 path.stem != self._family.stem and not path.stem[len(self._family.stem) + 1 :].isdigit()
@@ -155,6 +172,7 @@ class UsageOutbox:
                 continue
             lock = _locked(path)
             if lock is None:
+                self._predecessor_lives = True
                 continue
             with contextlib.closing(os.fdopen(lock)):
                 found = _read(path)

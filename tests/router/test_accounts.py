@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import fcntl
 import logging
 import os
@@ -163,6 +164,16 @@ async def test_the_outbox_keeps_what_is_not_acknowledged(
     os.close(held)
     again.add("d", b"4")
     await until(lambda: sorted(stored[3:]) == ["a=1", "b=2", "d=4"])
+    assert not alive.exists()
+    # And without a next record: while a predecessor lives it is looked for.
+    monkeypatch.setattr("router.core.usage.LOOK_AGAIN_S", 0.02)
+    alive.write_bytes(b"late " + base64.b64encode(b"5") + b"\n")
+    held = os.open(alive, os.O_RDWR)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    again.add("e", b"6")
+    await until(lambda: stored[-1] == "e=6" and again.pending == 0)
+    os.close(held)
+    await until(lambda: stored[-1] == "late=5")
     assert not alive.exists()
     await again.close()
     assert not path.exists()
