@@ -5,15 +5,13 @@ not parsed beyond their length: about 30 µs per request, so that on a shared ma
 measured. Answers have to be whole (no streams). Knows nothing of what is asked.
 """
 
-import json
-import resource
 import selectors
 import socket
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bench.load_process import serve_load
 
 _READ_BYTES = 1 << 16
 
@@ -126,13 +124,5 @@ def _request(job: Job, body: bytes) -> bytes:
     return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
 
 
-def main() -> None:
-    asked: Mapping[str, Any] = json.load(sys.stdin)
-    # A client has one file; the default of 1,024 is not many.
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    json.dump(asdict(load(Job(**asked))), sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    serve_load(load, Job)

@@ -18,20 +18,18 @@ import json
 import os
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 from bench.command import BenchError, Row
 from bench.dynamo import running_dynamo
 from bench.http_load import Job, Result
+from bench.load_process import run_load
 from bench.loaded import model_path
-from bench.mesh import ROOT, RunningMesh, cpu_s_by_role, environment, running_mesh
+from bench.mesh import RunningMesh, cpu_s_by_role, running_mesh
 from bench.serve import WORDS, percentile
 
 PATH = "/v1/chat/completions"
@@ -158,18 +156,7 @@ def _load(
         seconds=seconds,
         requests=count,
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.http_load"],
-        input=json.dumps(asdict(job)),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment(),
-        check=False,
-    )
-    if done.returncode:
-        raise BenchError(f"the load failed: {done.stderr.strip()[-300:]}")
-    result = Result(**json.loads(done.stdout))
+    result = Result(**run_load("bench.http_load", job))
     if result.failed:
         raise BenchError(f"{result.failed} of the answers are errors, such as {result.first_error}")
     return result

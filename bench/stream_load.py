@@ -7,18 +7,15 @@ Knows nothing of what is asked.
 
 from __future__ import annotations
 
-import json
 import re
-import resource
 import selectors
 import socket
-import sys
 import time
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from bench.load_process import serve_load
 from bench.serve import percentile
 
 _READ_BYTES = 1 << 16
@@ -158,12 +155,5 @@ def _request(job: StreamJob) -> bytes:
     return "\r\n".join(lines).encode() + job.body.encode()
 
 
-def main() -> None:
-    asked: Mapping[str, Any] = json.load(sys.stdin)
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    json.dump(asdict(load(StreamJob(**asked))), sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    serve_load(load, StreamJob)

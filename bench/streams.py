@@ -14,15 +14,13 @@ has a time at which it is due: so many after its stream's earliest. The bar is a
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from bench.command import BenchError, Row
-from bench.mesh import ROOT, RunningMesh, cpu_s_by_role, environment, running_mesh
+from bench.load_process import run_load
+from bench.mesh import RunningMesh, cpu_s_by_role, running_mesh
 from bench.overhead import MODEL, PATH
 from bench.stream_load import StreamJob, StreamResult
 
@@ -100,18 +98,7 @@ def _measure(mesh: RunningMesh, pids: Mapping[int, str], arguments: argparse.Nam
         seconds=arguments.seconds,
     )
     before = cpu_s_by_role(pids)
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.stream_load"],
-        input=json.dumps(asdict(job)),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment(),
-        check=False,
-    )
-    if done.returncode:
-        raise BenchError(f"the load failed: {done.stderr.strip()[-300:]}")
-    result = StreamResult(**json.loads(done.stdout))
+    result = StreamResult(**run_load("bench.stream_load", job))
     if not result.tokens:
         raise BenchError(f"no stream gave a token: {result.first_error}")
     spent = cpu_s_by_role(pids)

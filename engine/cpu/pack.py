@@ -4,9 +4,9 @@ Parts: matrices (perhaps several stacked), vectors, and the cosines and sines of
 time and memory to make as many a matrix. Knows nothing of where the bytes come from or lie.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,21 +85,6 @@ class Wants:
     vectors: tuple[tuple[str, ...], ...]
     ropes: tuple[RopeKey, ...]
 
-    def and_also(self, other: "Wants") -> "Wants":
-        return Wants(
-            {**self.forms, **other.forms},
-            _once([*self.matrices, *other.matrices]),
-            _once([*self.vectors, *other.vectors]),
-            _once([*self.ropes, *other.ropes]),
-        )
-
-
-T = TypeVar("T")
-
-
-def _once(items: Sequence[T]) -> tuple[T, ...]:
-    return tuple(dict.fromkeys(items))
-
 
 @dataclass(frozen=True, slots=True)
 class Index:
@@ -109,14 +94,6 @@ class Index:
     matrices: Mapping[MatrixKey, Matrix]
     vectors: Mapping[tuple[str, ...], Vector]
     ropes: Mapping[RopeKey, RopeTables]
-
-    def has(self, wants: Wants) -> bool:
-        return (
-            self.forms.keys() >= wants.forms.keys()
-            and self.matrices.keys() >= set(wants.matrices)
-            and self.vectors.keys() >= set(wants.vectors)
-            and self.ropes.keys() >= set(wants.ropes)
-        )
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -33,7 +33,6 @@ _HEAD = struct.Struct("<16sQ32sQQQ16s")
 _DATA_AT = 2 << 20
 _CHUNK_BYTES = 16 << 20
 _MAX_INDEX_BYTES = 64 << 20
-KEY_BYTES = 32
 
 
 def open_pack(path: Path, key: bytes, *, threads: int = 1) -> Pack:
